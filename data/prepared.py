@@ -1,0 +1,75 @@
+"""The files of prepare that hold problems and chats: written, and checked together with the text.
+
+In: a ProblemSource and counts. Out: problems/{train,val,test}.jsonl {id, task, prompt, answer} and chat/{train,val,test}.jsonl
+{id, source, messages}, with counts of what was drawn, kept and dropped. JSONL here ends lines with LF only; a text may hold any
+other line separator unescaped, so read it line by line, not with str.splitlines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from data.conversations import build_chats
+from data.dedupe import content_id
+from data.problems import ProblemSource
+from data.split import SPLITS, check_disjoint
+
+
+def write_problems(source: ProblemSource, counts: Mapping[str, int], folder: Path) -> dict[str, dict]:
+    """problems/{split}.jsonl with `counts` problems each; returns facts per split. ValueError when a task is too small."""
+    facts = {}
+    for split in SPLITS:
+        chosen, repeats = source.distinct("problems", split, counts[split])
+        rows = [{"id": content_id(f"{task}: {p.key}"), "task": task, "prompt": p.prompt, "answer": p.answer} for task, p in chosen]
+        write_jsonl(folder / f"{split}.jsonl", rows)
+        facts[split] = {"draws": len(rows) + repeats, "kept": len(rows), "dropped": {"repeat": repeats}, "by_task": Counter(task for task, _ in chosen)}
+    return facts
+
+
+def write_chats(source: ProblemSource, counts: Mapping[str, int], folder: Path, *, system_fraction: float, multi_turn_fraction: float) -> dict[str, dict]:
+    """chat/{split}.jsonl with `counts` chats each; returns facts per split. ValueError when the tasks are too small."""
+    facts = {}
+    for split in SPLITS:
+        chats, repeats = build_chats(source, split, counts[split], system_fraction=system_fraction, multi_turn_fraction=multi_turn_fraction)
+        write_jsonl(folder / f"{split}.jsonl", chats)
+        facts[split] = {"draws": len(chats) + repeats, "kept": len(chats), "dropped": {"repeat": repeats}, "by_source": Counter(c["source"] for c in chats)}
+    return facts
+
+
+def held_out_questions(folder: Path) -> frozenset[str]:
+    """Questions of the validation and test problems under `folder`."""
+    return frozenset(row["prompt"] for split in ("val", "test") for row in read_jsonl(folder / f"{split}.jsonl"))
+
+
+def check_written(out: Path) -> dict[str, int]:
+    """Compare the splits on the files themselves: documents, problem keys, and the questions of chats and problems together.
+
+    ValueError on the first key that two splits share; returns how many keys were compared.
+    """
+    ids = {split: [row["id"] for row in read_jsonl(out / "text" / f"{split}.jsonl")] for split in SPLITS}
+    rows = {split: list(read_jsonl(out / "problems" / f"{split}.jsonl")) for split in SPLITS}
+    asked = {split: [*_chat_questions(out / "chat" / f"{split}.jsonl"), *(row["prompt"] for row in rows[split])] for split in SPLITS}
+    check_disjoint(ids, "text documents")
+    check_disjoint({split: [row["id"] for row in rows[split]] for split in SPLITS}, "problem keys")
+    check_disjoint(asked, "questions of chats and problems")
+    return {"documents": sum(map(len, ids.values())), "questions": sum(map(len, asked.values())), "shared": 0}
+
+
+def _chat_questions(path: Path) -> Iterator[str]:
+    return (message["content"] for chat in read_jsonl(path) for message in chat["messages"] if message["role"] == "user")
+
+
+def read_jsonl(path: Path) -> Iterator[dict]:
+    """Records of a file that this module wrote."""
+    with path.open("rb") as lines:
+        yield from map(json.loads, lines)
+
+
+def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
+    """One object a line, keys sorted, UTF-8, LF."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="\n") as handle:
+        handle.writelines(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in rows)

@@ -1,0 +1,1 @@
+"""Recipes: one file a corpus of pretraining text; index.py names them."""

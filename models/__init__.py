@@ -1,0 +1,1 @@
+"""Plain PyTorch: tensors in, tensors out. Nothing here knows the pipeline that calls it."""

@@ -1,0 +1,1 @@
+"""Small trainable additions to a frozen model."""

@@ -1,0 +1,1 @@
+"""Sampling and KV-cached batched generation."""

@@ -1,0 +1,1 @@
+"""Decoder building blocks, one per file: norm, rope, attention, mlp, kv_cache. Tensors in, tensors out."""

@@ -1,0 +1,1 @@
+"""Losses over target tokens, and gradients accumulated over micro-batches."""

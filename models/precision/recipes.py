@@ -1,0 +1,86 @@
+"""The low precisions by name: how each rounds its operands, runs on hardware, and stores a weight offline.
+
+In: a name. Out: a `Recipe` of plain functions. A new precision is a new entry of `_recipes()`; nothing else lists them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.precision import tensorwise
+from models.precision.emulation import round_bfloat16, round_float8
+from models.precision.formats import E4M3, E5M2, Quantized, dequantize, quantize_e4m3
+from models.precision.linear import Recipe
+
+FP32 = "fp32"
+
+
+def _bfloat16_hardware(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, prepared: None) -> Tensor:
+    """Tensor-core bfloat16; the result passes through bfloat16, which the float32 emulation leaves out (relative 2**-9)."""
+    bias = None if bias_N is None else bias_N.to(torch.bfloat16)
+    return F.linear(x_MK.to(torch.bfloat16), weight_NK.to(torch.bfloat16), bias).to(x_MK.dtype)
+
+
+def _no_preparation(weight: Tensor) -> None:
+    """bfloat16 keeps its cast inside autograd, so there is nothing to prepare ahead."""
+
+
+def _float8_hardware(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, prepared: Quantized) -> Tensor:
+    tensorwise.require_float8(x_MK.device)
+    return tensorwise.float8_linear(x_MK, weight_NK, bias_N, prepared)
+
+
+def _store_bfloat16(weight: Tensor) -> dict[str, Tensor]:
+    return {"weight": weight.detach().to(torch.bfloat16)}
+
+
+def _load_bfloat16(stored: dict[str, Tensor]) -> Tensor:
+    return stored["weight"].float()
+
+
+def _store_float8(weight: Tensor) -> dict[str, Tensor]:
+    values, scale = quantize_e4m3(weight.detach())
+    return {"weight": values, "weight_scale": scale}
+
+
+def _load_float8(stored: dict[str, Tensor]) -> Tensor:
+    return dequantize(Quantized(stored["weight"], stored["weight_scale"]))
+
+
+def _recipes() -> dict[str, Recipe]:
+    bf16 = Recipe(
+        name="bf16",
+        alignment=1,
+        round_input=round_bfloat16,
+        round_weight=round_bfloat16,
+        round_gradient=round_bfloat16,
+        prepare_weight=_no_preparation,
+        hardware=_bfloat16_hardware,
+        quantize=_store_bfloat16,
+        dequantize=_load_bfloat16,
+    )
+    to_e4m3 = functools.partial(round_float8, fmt=E4M3)
+    fp8_tensorwise = Recipe(
+        name="fp8_tensorwise",
+        alignment=tensorwise.ALIGNMENT,
+        round_input=to_e4m3,
+        round_weight=to_e4m3,
+        round_gradient=functools.partial(round_float8, fmt=E5M2),
+        prepare_weight=quantize_e4m3,
+        hardware=_float8_hardware,
+        quantize=_store_float8,
+        dequantize=_load_float8,
+    )
+    return {recipe.name: recipe for recipe in (bf16, fp8_tensorwise)}
+
+
+def recipe(precision: str) -> Recipe:
+    """The recipe of a low precision by exact name; ValueError with the known names otherwise ("fp32" needs none)."""
+    known = _recipes()
+    if precision not in known:
+        raise ValueError(f"precision: got {precision!r}, expected one of {', '.join([FP32, *known])}")
+    return known[precision]

@@ -1,0 +1,1 @@
+"""Reinforcement learning maths: advantages, policy losses, KL estimators, aggregation."""

@@ -1,0 +1,137 @@
+"""pretrain: packed text tokens -> base model.
+
+A decoder of design section "The model" on packed rows with document isolation; AdamW, warm-up-stable-decay schedule, gradient
+clipping, linear layers in the chosen precision. Output: model/, tokenizer/ (a copy), curve.csv, val.csv, samples.txt.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from typing import Literal
+
+from pydantic import Field
+
+from data.packing import PackedStream, eval_rows
+from data.shards import open_mds
+from data.tokenizer import load_tokenizer
+from models import accounting, checkpoint
+from models.architectures.decoder import Decoder, DecoderConfig, init_weights
+from models.inference.generate import generate
+from models.optimizers.adamw import adamw
+from models.optimizers.schedules import wsd
+from models.precision import apply_precision
+from stages.config import Section, StageError
+from stages.context import Context
+from stages.runner import main
+from stages.training import LoopSettings, mean_nats, micro_batches, rows_per_step, steps_for, train
+
+SAMPLE_PROMPTS = ("def ", "Return the ", "What is ")
+
+
+class ModelShape(Section):
+    """Shape of the decoder; the vocabulary comes from the tokenizer, the context length from seq_len."""
+
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=8)
+    intermediate_size: int = Field(ge=8)
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=2)
+    rope_base: float = Field(gt=1)
+    norm_eps: float = Field(gt=0)
+    tied_head: bool
+    qk_norm: bool
+    qkv_bias: bool
+
+
+class Config(Section):
+    """Settings of pretraining."""
+
+    model: ModelShape
+    precision: Literal["fp32", "bf16", "fp8_tensorwise"]
+    """Arithmetic of the linear layers; weights and optimizer stay fp32."""
+    seq_len: int = Field(ge=8)
+    tokens_per_step: int = Field(ge=8)
+    """Global batch in tokens; the device count never changes it."""
+    micro_batch_rows: int = Field(ge=1)
+    total_tokens: int = Field(ge=1)
+    peak_lr: float = Field(gt=0)
+    warmup_steps: int = Field(ge=0)
+    decay_fraction: float = Field(ge=0, le=1)
+    """Share of the steps, at the end, over which the rate falls to zero."""
+    weight_decay: float = Field(ge=0)
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    clip_norm: float = Field(gt=0)
+    eval_every: int = Field(ge=1)
+    eval_rows: int = Field(ge=1)
+    """Rows of held-out text scored at each evaluation; the last one scores all of it."""
+    checkpoint_every: int = Field(ge=1)
+    sample_tokens: int = Field(ge=1)
+
+
+def decoder_config(cfg: Config, vocab_size: int) -> DecoderConfig:
+    """The model's shape for this vocabulary."""
+    return DecoderConfig(vocab_size=vocab_size, max_seq_len=cfg.seq_len, **cfg.model.model_dump())
+
+
+def plan(cfg: Config, ctx: Context) -> dict[str, object]:
+    """Sizes for the dry run; the vocabulary is read when tokenize has run, else assumed."""
+    tokenizer = ctx.deps["tokenize"] / "tokenizer"
+    vocab_size = len(load_tokenizer(tokenizer)) if tokenizer.is_dir() else 32_768
+    shape = decoder_config(cfg, vocab_size)
+    steps = steps_for(cfg.total_tokens, cfg.tokens_per_step)
+    flops = accounting.flops_per_token(shape, cfg.seq_len)
+    return {"vocab_size": vocab_size if tokenizer.is_dir() else f"{vocab_size} (assumed: tokenize has not run)", "parameters": accounting.num_params(shape),
+            "steps": steps, "tokens": steps * cfg.tokens_per_step, "flops_per_token": flops, "training_flops": flops * steps * cfg.tokens_per_step,
+            "peak_memory_bytes": accounting.memory_estimate(shape, rows=cfg.micro_batch_rows, seq_len=cfg.seq_len)}
+
+
+def run(cfg: Config, ctx: Context) -> dict[str, float]:
+    """Train the base model."""
+    tokenize = ctx.dep("tokenize")
+    tokenizer = load_tokenizer(tokenize / "tokenizer")
+    steps, rows = steps_for(cfg.total_tokens, cfg.tokens_per_step), rows_per_step(cfg.tokens_per_step, cfg.seq_len)
+    if not cfg.warmup_steps + round(cfg.decay_fraction * steps) <= steps:
+        raise StageError(f"warmup_steps={cfg.warmup_steps} and decay_fraction={cfg.decay_fraction} exceed the {steps} steps of total_tokens={cfg.total_tokens}")
+    model = Decoder(decoder_config(cfg, len(tokenizer)))
+    init_weights(model, ctx.seed)
+    apply_precision(model, cfg.precision)
+    optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
+    stream = PackedStream(open_mds(tokenize / "text" / "train"), seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy="sequential")
+    val = open_mds(tokenize / "text" / "val")
+
+    def evaluate(step: int) -> dict[str, float]:
+        return {"val_bpb": text_bits_per_byte(model, val, cfg.seq_len, None if step == steps else cfg.eval_rows, cfg.micro_batch_rows)}
+
+    ctx.begin(steps, cfg.tokens_per_step)
+    ctx.note(f"{accounting.num_params(model.config):,} parameters, {steps} steps of {cfg.tokens_per_step:,} tokens, precision {cfg.precision}, cpu")
+    skipped = train(ctx, model, optim, stream, LoopSettings(
+        total_steps=steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
+        eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
+    checkpoint.save_model(ctx.out / "model", model, {"stage": "pretrain", "config": cfg.model_dump()})
+    shutil.copytree(tokenize / "tokenizer", ctx.out / "tokenizer")
+    write_samples(ctx, model, tokenizer, cfg.sample_tokens)
+    return {**evaluate(steps), "parameters": accounting.num_params(model.config), "tokens": steps * cfg.tokens_per_step, "steps": steps, "skipped_updates": skipped}
+
+
+def text_bits_per_byte(model: Decoder, dataset: object, seq_len: int, max_rows: int | None, rows_per_forward: int) -> float:
+    """Bits per byte of held-out documents, each token scored once; the first `max_rows` rows only, if given."""
+    rows = eval_rows(dataset, seq_len, max_rows=max_rows)
+    nats, _ = mean_nats(model, micro_batches(rows.batch, rows_per_forward))
+    return nats / (math.log(2) * rows.num_bytes)
+
+
+def write_samples(ctx: Context, model: Decoder, tokenizer: object, max_new_tokens: int) -> None:
+    """Greedy continuations of a few fixed prompts, for a reader's eye."""
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in SAMPLE_PROMPTS]
+    answers = generate(model, prompts, max_new_tokens=max_new_tokens, temperature=0.0, eos_ids=[tokenizer.eos_token_id], seed=ctx.seed, batch_size=len(prompts))
+    texts = [prompt + tokenizer.decode(completion[0].tokens) for prompt, completion in zip(SAMPLE_PROMPTS, answers)]
+    (ctx.out / "samples.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    for text in texts:
+        ctx.note(f"sample: {text!r}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("pretrain", Config, run, plan))

@@ -1,0 +1,114 @@
+"""sft: base model + chats -> chat model.
+
+Assistant-only loss (content and end-of-turn token; the mask comes from tokenize), rows packed with isolation, every weight or a
+LoRA adapter that is merged at the end after a parity check. Output: model/, tokenizer/ (a copy), curve.csv, val.csv.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from data.packing import PackedStream, eval_rows
+from data.shards import open_mds
+from models import accounting, checkpoint
+from models.adapters.lora import add_lora, merge_lora
+from models.architectures.decoder import Decoder
+from models.optimizers.adamw import adamw
+from models.optimizers.schedules import wsd
+from models.precision import apply_precision
+from stages.atomic import write_json
+from stages.config import Section, StageError
+from stages.context import Context
+from stages.runner import main
+from stages.training import LoopSettings, mean_nats, micro_batches, rows_per_step, train
+
+MERGE_TOLERANCE = 1e-4  # largest allowed logit difference between adapter and merged model, fp32
+
+
+class Lora(Section):
+    """Low-rank adapter (Hu et al. 2021, arXiv 2106.09685)."""
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    targets: list[str] = Field(min_length=1)
+    """Names of the linear layers that get an adapter, such as q_proj."""
+
+
+class Config(Section):
+    """Settings of supervised fine-tuning."""
+
+    method: Literal["full", "lora"]
+    lora: Lora
+    precision: Literal["fp32", "bf16", "fp8_tensorwise"]
+    seq_len: int = Field(ge=8)
+    tokens_per_step: int = Field(ge=8)
+    micro_batch_rows: int = Field(ge=1)
+    steps: int = Field(ge=1)
+    peak_lr: float = Field(gt=0)
+    warmup_steps: int = Field(ge=0)
+    decay_fraction: float = Field(ge=0, le=1)
+    weight_decay: float = Field(ge=0)
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    clip_norm: float = Field(gt=0)
+    eval_every: int = Field(ge=1)
+    checkpoint_every: int = Field(ge=1)
+
+
+def plan(cfg: Config, ctx: Context) -> dict[str, object]:
+    """Sizes for the dry run."""
+    return {"steps": cfg.steps, "tokens": cfg.steps * cfg.tokens_per_step, "rows_per_step": rows_per_step(cfg.tokens_per_step, cfg.seq_len)}
+
+
+def run(cfg: Config, ctx: Context) -> dict[str, float]:
+    """Fine-tune on chats."""
+    model, _ = checkpoint.load_model(ctx.dep("pretrain") / "model")
+    if cfg.seq_len > model.config.max_seq_len:
+        raise StageError(f"sft.seq_len={cfg.seq_len} exceeds the base model's context of {model.config.max_seq_len}; lower it or pretrain with a longer seq_len")
+    apply_precision(model, cfg.precision)
+    if cfg.method == "lora":
+        add_lora(model, rank=cfg.lora.rank, alpha=cfg.lora.alpha, targets=tuple(cfg.lora.targets), seed=ctx.seed)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), precision {cfg.precision}, cpu")
+    optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
+    chats = ctx.dep("tokenize") / "chat"
+    stream = PackedStream(open_mds(chats / "train"), seq_len=cfg.seq_len, rows_per_batch=rows_per_step(cfg.tokens_per_step, cfg.seq_len), seed=ctx.seed, policy="best_fit")
+    val = eval_rows(open_mds(chats / "val"), cfg.seq_len, max_rows=None)
+
+    def evaluate(step: int) -> dict[str, float]:
+        nats, targets = mean_nats(model, micro_batches(val.batch, cfg.micro_batch_rows))
+        return {"val_loss": nats / max(targets, 1)}
+
+    ctx.begin(cfg.steps, cfg.tokens_per_step)
+    skipped = train(ctx, model, optim, stream, LoopSettings(
+        total_steps=cfg.steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
+        eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, cfg.steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
+    metrics = {**evaluate(cfg.steps), "trained_parameters": trained, "steps": cfg.steps, "skipped_updates": skipped}
+    if cfg.method == "lora":
+        metrics["merge_max_logit_difference"] = merge_checked(ctx, model, val.batch.tokens_BT[:4])
+    checkpoint.save_model(ctx.out / "model", model, {"stage": "sft", "config": cfg.model_dump()})
+    shutil.copytree(ctx.dep("pretrain") / "tokenizer", ctx.out / "tokenizer")
+    return metrics
+
+
+def merge_checked(ctx: Context, model: Decoder, tokens_BT: object) -> float:
+    """Merge the adapter into the weights; RuntimeError when the merged logits differ from the adapter's. Writes merge.json."""
+    tokens = torch.from_numpy(tokens_BT)
+    apply_precision(model, "fp32")
+    with torch.inference_mode():
+        before = model(tokens)
+    report = merge_lora(model)
+    with torch.inference_mode():
+        difference = float((model(tokens) - before).abs().max())
+    write_json(ctx.out / "merge.json", {"tensors": list(report.merged), "trained_in_full": list(report.trained_in_full), "max_logit_difference": difference})
+    if difference > MERGE_TOLERANCE:
+        raise RuntimeError(f"merged model differs from the adapter by {difference:.2e} in a logit, allowed {MERGE_TOLERANCE:.0e}; nothing was published")
+    return difference
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("sft", Config, run, plan))

@@ -1,0 +1,158 @@
+"""The optimisation loop that pretrain and sft share.
+
+In: a Decoder, its optimizer, an endless stream of packed batches, a schedule. Out: the trained model, curves through the context.
+A step is: global batch in tokens, gradients summed over micro-batches and divided once by the batch's target count, clip, guarded
+update. Checkpoints hold weights, optimizer, stream position and random state, so a run that is killed anywhere continues bit for
+bit on the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.packing import PackedBatch
+from models import checkpoint
+from models.losses.accumulation import accumulate_gradients
+from models.losses.cross_entropy import cross_entropy_sum
+from models.optimizers.guard import guarded_step
+from stages.config import StageError
+from stages.context import Context, Interrupted
+
+MAX_SKIPPED_IN_A_ROW = 3
+
+
+class Stream(Protocol):
+    """An endless, restorable source of batches."""
+
+    def next(self) -> PackedBatch: ...
+
+    def state(self) -> dict[str, object]: ...
+
+    def restore(self, state: dict[str, object]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSettings:
+    """Numbers of one run of the loop."""
+
+    total_steps: int
+    micro_batch_rows: int
+    peak_lr: float
+    lr_multiplier: Callable[[int], float]
+    """Update index (0-based) -> share of peak_lr."""
+    clip_norm: float
+    checkpoint_every: int
+    eval_every: int
+
+
+def train(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: Stream, settings: LoopSettings,
+          evaluate: Callable[[int], dict[str, float]]) -> int:
+    """Run the loop to its end, from the newest intact checkpoint if there is one. Returns the number of skipped updates.
+
+    Raises Interrupted after a stop request (state saved), RuntimeError after three non-finite gradients in a row.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    step, skipped, skipped_in_a_row = _resume(ctx, model, optim, stream)
+    while step < settings.total_steps:
+        for group in optim.param_groups:
+            group["lr"] = settings.peak_lr * settings.lr_multiplier(step)
+        lr = optim.param_groups[0]["lr"]
+        loss_sum, targets = backward(model, stream.next(), settings.micro_batch_rows)
+        result = guarded_step(optim, params, settings.clip_norm)
+        step += 1
+        skipped += result.skipped
+        skipped_in_a_row = skipped_in_a_row + 1 if result.skipped else 0
+        ctx.log(step, loss=loss_sum / max(targets, 1), lr=lr, grad_norm=result.grad_norm, skipped=skipped)
+        if skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise RuntimeError(f"gradients were not finite for {skipped_in_a_row} updates in a row (step {step}); weights are those before them. "
+                               f"Lower peak_lr (now {settings.peak_lr}), lengthen warmup_steps, or use precision: fp32")
+        if step % settings.eval_every == 0 or step == settings.total_steps:
+            ctx.log(step, **evaluate(step))
+        if step % settings.checkpoint_every == 0 or step == settings.total_steps or ctx.should_stop():
+            _save(ctx, model, optim, stream, step, skipped, skipped_in_a_row)
+        if ctx.should_stop():
+            raise Interrupted(f"checkpoint saved at step {step} of {settings.total_steps}")
+    return skipped
+
+
+def backward(model: nn.Module, batch: PackedBatch, micro_batch_rows: int) -> tuple[float, int]:
+    """Fill .grad with the gradient of the batch's mean target loss. Returns (summed loss in nats, number of targets)."""
+    def losses() -> Iterator[Callable[[], tuple[Tensor, int]]]:
+        for rows in micro_batches(batch, micro_batch_rows):
+            yield lambda rows=rows: cross_entropy_sum(model(rows.tokens_BT, rows.positions_BT, rows.segments_BT), rows.targets_BT)
+
+    return accumulate_gradients(losses(), int((batch.targets_BT != -100).sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of a PackedBatch as tensors."""
+
+    tokens_BT: Tensor
+    targets_BT: Tensor
+    positions_BT: Tensor
+    segments_BT: Tensor
+
+
+def micro_batches(batch: PackedBatch, rows: int) -> Iterator[MicroBatch]:
+    """Cut a packed batch into groups of at most `rows` rows."""
+    if rows < 1:
+        raise StageError(f"micro_batch_rows={rows} must be at least 1")
+    for start in range(0, batch.tokens_BT.shape[0], rows):
+        part = slice(start, start + rows)
+        yield MicroBatch(*(torch.from_numpy(np.ascontiguousarray(a[part])) for a in (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.segments_BT)))
+
+
+@torch.inference_mode()
+def mean_nats(model: nn.Module, rows: Iterator[MicroBatch]) -> tuple[float, int]:
+    """Summed loss in nats (accumulated in fp64) and target count over evaluation rows."""
+    total, count = 0.0, 0
+    for micro in rows:
+        loss_sum, targets = cross_entropy_sum(model(micro.tokens_BT, micro.positions_BT, micro.segments_BT), micro.targets_BT)
+        total += float(loss_sum)
+        count += int(targets)
+    return total, count
+
+
+def steps_for(tokens: int, tokens_per_step: int) -> int:
+    """Number of whole steps that `tokens` make; StageError when it is none."""
+    if tokens < tokens_per_step:
+        raise StageError(f"total_tokens={tokens} is less than one step of {tokens_per_step} tokens; raise it or lower tokens_per_step")
+    return tokens // tokens_per_step
+
+
+def rows_per_step(tokens_per_step: int, seq_len: int) -> int:
+    """Rows of one global batch; StageError unless seq_len divides it."""
+    if tokens_per_step % seq_len:
+        raise StageError(f"tokens_per_step={tokens_per_step} must be a multiple of seq_len={seq_len}; nearest above: {-(-tokens_per_step // seq_len) * seq_len}")
+    return tokens_per_step // seq_len
+
+
+def _save(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: Stream, step: int, skipped: int, in_a_row: int) -> Path:
+    tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
+    tensors |= checkpoint.optimizer_tensors(optim, model) | checkpoint.rng_tensors()
+    return checkpoint.save_state(ctx.work / "state", step, tensors, {"stream": stream.state(), "skipped": skipped, "skipped_in_a_row": in_a_row})
+
+
+def _resume(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: Stream) -> tuple[int, int, int]:
+    found = checkpoint.load_state(ctx.work / "state", note=ctx.note)
+    if found is None:
+        ctx.resume_at(0)
+        return 0, 0, 0
+    step, tensors, meta = found
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"model/{name}"])
+    checkpoint.restore_optimizer(optim, model, tensors)
+    checkpoint.restore_rng(tensors)
+    stream.restore(meta["stream"])
+    ctx.resume_at(step)
+    ctx.note(f"resumed at step {step}")
+    return step, meta["skipped"], meta["skipped_in_a_row"]

@@ -8,8 +8,9 @@ Epoch e visits the documents in an order that is a pure function of (seed, e), f
 from each batch, so the number of ranks and workers changes nothing. The place in the stream is a small JSON state.
 
 Policies:
-- "sequential": documents one after the other, rows filled to the last token. A document longer than what is left of its row
-  goes on in the next row as a segment of its own. What is left at the end of an epoch, less than a batch, is dropped.
+- "sequential": documents one after the other, rows filled to the last token. A document longer than a row is first cut into
+  windows of a row's length, which are shuffled like documents. A window longer than what is left of its row goes on in the next one
+  as a segment of its own. What is left at the end of an epoch, less than a batch, is dropped.
 - "best_fit": whole chats, longest first, each into the fullest row it fits in (best-fit decreasing; Ding et al. 2024,
   arXiv 2404.10830); rows are padded and then shuffled. A chat longer than a row is cut after its last assistant turn that fits
   whole, and left out if none does: no half answer, no end of turn where there was none. Rows short of a last batch are dropped.
@@ -134,8 +135,29 @@ def eval_rows(dataset: Dataset, seq_len: int, max_rows: int | None = None) -> Ev
     return EvalRows(_assemble(pieces, rows.count, seq_len), num_bytes, len(dataset))
 
 
+class _Windows:
+    """Documents cut into windows of at most seq_len tokens, each an item of its own, so that one long document cannot fill whole batches."""
+
+    def __init__(self, dataset: Dataset, seq_len: int) -> None:
+        self.dataset, self.seq_len = dataset, seq_len
+        lengths = [len(_read(dataset, index)[0]) for index in range(len(dataset))]
+        self._places = [(index, start) for index, length in enumerate(lengths) for start in range(0, max(length, 1), seq_len)]
+        self.cuts = len(self._places) - len(dataset)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.integer]]:
+        document, start = self._places[index]
+        tokens, mask = _read(self.dataset, document)
+        window = slice(start, start + self.seq_len)
+        return {"tokens": tokens[window]} if mask is None else {"tokens": tokens[window], "mask": mask[window]}
+
+
 class _Sequential:
     def __init__(self, dataset: Dataset, seq_len: int, rows_per_batch: int, seed: int) -> None:
+        self.num_documents = len(dataset)
+        dataset = _Windows(dataset, seq_len)
         self.dataset, self.seq_len, self.rows, self.seed = dataset, seq_len, rows_per_batch, seed
         self.place = {"epoch": 0, "batch": 0, "document": 0, "offset": 0, "cuts": 0, "dropped_tokens": 0}
         self._order = _EpochOrder(len(dataset), seed)
@@ -145,7 +167,7 @@ class _Sequential:
             total += len(_read(dataset, index)[0])
             if total >= rows_per_batch * seq_len:
                 return
-        raise ValueError(_too_small(len(dataset), total, rows_per_batch, seq_len))
+        raise ValueError(_too_small(self.num_documents, total, rows_per_batch, seq_len))
 
     def next_batch(self) -> PackedBatch:
         place = dict(self.place)
@@ -184,7 +206,7 @@ class _Sequential:
         return self._current[1:]
 
     def report(self) -> dict[str, int]:
-        return {"documents": len(self.dataset), "cuts": self.place["cuts"], "dropped_tokens": self.place["dropped_tokens"]}
+        return {"documents": self.num_documents, "windows_cut": self.dataset.cuts, "cuts": self.place["cuts"], "dropped_tokens": self.place["dropped_tokens"]}
 
 
 class _BestFit:

@@ -17,14 +17,14 @@ from prefect import flow, get_run_logger, runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.futures import PrefectFuture, as_completed
+from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.tasks import Task
 
 from flows.plan import Plan, end_run, find_root, make_plan, stage_env
-from flows.stage_task import Limits, Outcome, StageFailed, run_stage
+from flows.stage_task import Limits, Outcome, StageFailed, log_file, run_stage
 from flows.table import console_table, duration, markdown_table, rows_of
 from flows.workspace import Busy, exclusive
 
@@ -122,7 +122,7 @@ def _run_stages(plan: Plan, settings: Settings, lock: int, outcomes: dict[str, O
             if isinstance(result, Outcome):
                 outcomes[label] = result
             elif failure is None:
-                failure = result if isinstance(result, StageFailed) else StageFailed(label, 1, f"{result!r}", False, plan.root / "data/work/logs" / f"{label}.log")
+                failure = result if isinstance(result, StageFailed) else StageFailed(label, 1, repr(result), False, log_file(plan.root, label))
     except BaseException:
         stop.set()  # cancelled: the flow engine now waits for the tasks, and each ends its process tree
         raise

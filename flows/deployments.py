@@ -12,9 +12,7 @@ import datetime
 from zoneinfo import ZoneInfo
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter, DeploymentFilterId, FlowRunFilter, FlowRunFilterExpectedStartTime, FlowRunFilterState, FlowRunFilterStateType,
-)  # fmt: skip
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import StateType
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.runner import Runner
@@ -40,7 +38,8 @@ def dates(when: When, start: datetime.datetime, end: datetime.datetime | None, n
     if when.cron is not None:
         schedule = CronSchedule(cron=when.cron, timezone=when.timezone)
     else:
-        schedule = IntervalSchedule(interval=datetime.timedelta(seconds=when.interval), anchor_date=ANCHOR.replace(tzinfo=ZoneInfo(when.timezone)), timezone=when.timezone)
+        anchor = ANCHOR.replace(tzinfo=ZoneInfo(when.timezone))
+        schedule = IntervalSchedule(interval=datetime.timedelta(seconds=when.interval), anchor_date=anchor, timezone=when.timezone)
     return asyncio.run(schedule.get_dates(n=n, start=start, end=end))
 
 
@@ -65,12 +64,13 @@ def describe(name: str, when: When, parameters: dict[str, object]) -> RunnerDepl
 def register(deployment: RunnerDeployment, missed_dates: list[datetime.datetime]) -> None:
     """Register with the server; past dates that nobody started are cancelled, and one run is made for them all."""
     deployment_id = deployment.apply()
-    late = FlowRunFilter(
-        expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.datetime.now(datetime.UTC)),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+    late = filters.FlowRunFilter(
+        expected_start_time=filters.FlowRunFilterExpectedStartTime(before_=datetime.datetime.now(datetime.UTC)),
+        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
     )
+    ours = filters.DeploymentFilter(id=filters.DeploymentFilterId(any_=[deployment_id]))
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(flow_run_filter=late, deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])))
+        runs = client.read_flow_runs(flow_run_filter=late, deployment_filter=ours)
         for run in runs:
             client.set_flow_run_state(run.id, Cancelled(message="its time passed while nobody served the schedule; one run makes up for all"), force=True)
         if missed_dates:

@@ -1,7 +1,7 @@
 """`python -m flows.pipeline`: run the whole chain through Prefect, print its results, and say what to do next.
 
-In: an optional profile, overrides and targets. Out: the stages' outputs, a tracked parent run, a flow run in Prefect, a table. A
-Prefect server is used if one is set (PREFECT_API_URL) or announced (`make ui`); else one runs for as long as the pipeline does.
+In: an optional profile, overrides and targets. Out: the stages' outputs, a tracked parent run, a flow run in Prefect, a table. The
+Prefect server that PREFECT_API_URL names is used; without one, a private server runs for as long as the pipeline does.
 Exit codes: 0 done, 2 bad input or configuration, 1 anything else.
 """
 
@@ -20,7 +20,7 @@ from flows.stage_task import BAD_INPUT
 from flows.table import console_table, duration, next_steps, rows_of
 from flows.workspace import Busy, exclusive
 from infra.env import missing_env
-from infra.server import Server, ServerError, announced, free_port, start_prefect
+from infra.server import Server, ServerError, answers, free_port, start_prefect
 
 # Prefect's own line formats, shortened: a person watches stages, not task runs.
 LOG_FORMATS = {
@@ -60,8 +60,8 @@ def main(argv: list[str] | None = None) -> int:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description=__doc__)
-    parser.add_argument("--profile", help="compose params.yaml from this profile (stages/conf/profile); without it params.yaml is used as it is")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="compose params.yaml with one value changed; repeat for more")
+    parser.add_argument("--profile", help="compose params.yaml from this profile (stages/conf/profile); without it and --set params.yaml stays")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="compose it with this value; repeat for more")
     parser.add_argument("--targets", nargs="+", default=[], metavar="STAGE", help="only these stages and what they need")
     parser.add_argument("--concurrency", type=_positive(int), default=2, help="independent stages side by side (default 2)")
     parser.add_argument("--retries", type=int, default=2, help="further attempts after a lock, a signal or lack of memory (default 2)")
@@ -79,9 +79,14 @@ def prepare_environment(root: Path) -> None:
 
 
 def prefect_server(root: Path, lock: int) -> Server | None:
-    """Point PREFECT_API_URL at a server; returns the one that we started ourselves, perhaps not answering yet."""
-    if url := os.environ.get("PREFECT_API_URL") or announced(root):
-        os.environ["PREFECT_API_URL"] = url
+    """Point PREFECT_API_URL at a server; returns the one that we started ourselves, perhaps not answering yet.
+
+    Ours ends with the pipeline and leaves its records in PREFECT_HOME, where the server of `make ui` shows them; a server that
+    somebody watches is not relied on, because they may stop it while a stage trains.
+    """
+    if url := os.environ.get("PREFECT_API_URL"):
+        if not answers(f"{url.rstrip('/')}/health"):
+            raise ServerError(f"no Prefect server answers at PREFECT_API_URL={url}; start it, or unset the variable to run with a private one")
         return None
     say("starting ...")
     server = start_prefect(root, free_port(), full=False, keep_open=[lock])
@@ -92,7 +97,8 @@ def prefect_server(root: Path, lock: int) -> Server | None:
 
 
 def _run(plan: Plan, args: argparse.Namespace, lock: int) -> int:
-    from flows.chain import Settings, run_pipeline  # Prefect reads its settings, the server's address among them, when it is imported
+    # Prefect reads its settings, the server's address among them, when it is imported
+    from flows.chain import Settings, run_pipeline
 
     settings = Settings(concurrency=args.concurrency, retries=args.retries, retry_delay=args.retry_delay, deadline=args.deadline, grace=args.grace)
     result = run_pipeline(plan, settings, lock)

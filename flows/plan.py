@@ -22,6 +22,8 @@ from stages.config import StageError, read_params
 from stages.identity import fingerprint
 from stages.tracking import PIPELINE_RUN
 
+CODE = Path(__file__).resolve().parents[1]
+
 
 class BadInput(ValueError):
     """A wrong option, parameter or pipeline file; nothing has run."""
@@ -53,7 +55,8 @@ def find_root(start: Path) -> Path:
 def child_env(root: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """Environment of every command we start: offline defaults, this interpreter's `python` and `dvc` first, lines unbuffered."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {**offline_env(root), **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
+    modules = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(CODE)]))
+    return {**offline_env(root), **os.environ, "PATH": path, "PYTHONPATH": modules, "PYTHONUNBUFFERED": "1", **extra}
 
 
 def make_plan(root: Path, profile: str | None, overrides: Sequence[str], targets: Sequence[str]) -> Plan:
@@ -92,7 +95,7 @@ def stale_stages(root: Path) -> frozenset[str]:
 def begin_run(root: Path, name: str, overrides: Sequence[str]) -> str:
     """Open the pipeline's parent run in MLflow; its id."""
     tags = ["--tag", f"overrides={' '.join(overrides)}"] if overrides else []
-    done = _run(root, [sys.executable, "-m", "stages.tracking", "--root", str(root), "begin", "--name", f"pipeline {name}", "--owner-pid", str(os.getpid()), *tags])
+    done = _track(root, ["begin", "--name", f"pipeline {name}", "--owner-pid", str(os.getpid()), *tags])
     if done.returncode != 0:
         raise ToolFailed(f"the tracker cannot start: {done.stderr.strip()}")
     return done.stdout.strip().splitlines()[-1]
@@ -106,7 +109,7 @@ def end_run(plan: Plan, status: str, reason: str | None, skipped: Iterable[str])
         json.dump(links, file)
         file.flush()
         words = ["end", plan.parent_run, "--status", status, "--links", file.name, *(["--reason", reason] if reason else [])]
-        done = _run(plan.root, [sys.executable, "-m", "stages.tracking", "--root", str(plan.root), *words])
+        done = _track(plan.root, words)
     if done.returncode != 0:
         raise ToolFailed(f"the tracker cannot close the pipeline's run: {done.stderr.strip()}")
 
@@ -114,6 +117,10 @@ def end_run(plan: Plan, status: str, reason: str | None, skipped: Iterable[str])
 def stage_env(plan: Plan, flow_run_id: str) -> dict[str, str]:
     """Environment of a stage: its tracked run belongs to this pipeline."""
     return child_env(plan.root, {PIPELINE_RUN: plan.parent_run, "PREFECT__FLOW_RUN_ID": flow_run_id})
+
+
+def _track(root: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return _run(root, [sys.executable, "-m", "stages.tracking", "--root", str(root), *words])
 
 
 def _run(root: Path, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,8 @@
 """`python -m flows.schedule --cron '0 3 * * *' --set rl.steps=50`: run the pipeline on a schedule, for as long as this process lives.
 
 In: one schedule (cron or interval) and the options of a pipeline run. Out: a Prefect deployment, served here. A run that comes due
-while another pipeline holds the workspace is skipped; dates that passed while nobody served are made up for by one run. A Prefect
-server is used if one is set (PREFECT_API_URL) or announced (`make ui`); else one is started with its UI.
+while another pipeline holds the workspace is skipped; dates that passed while nobody served are made up for by one run. The Prefect
+server that PREFECT_API_URL names is used; without one, a server with its UI is started, and `make ui` shows it.
 Exit codes: 0 stopped on request, 2 bad input, 1 anything else.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from flows.pipeline import prepare_environment, say
 from flows.plan import BadInput, find_root
 from flows.when import When
-from infra.server import ServerError, announce, announced, check_port, start_prefect, withdraw
+from infra.server import ServerError, announce, check_port, start_prefect, withdraw
 
 SIGN_SECONDS = 10.0
 CODE = Path(__file__).resolve().parents[1]
@@ -87,8 +87,7 @@ def _only_one(root: Path, name: str) -> Iterator[None]:
 
 
 def _use_server(root: Path, port: int) -> None:
-    if url := os.environ.get("PREFECT_API_URL") or announced(root):
-        os.environ["PREFECT_API_URL"] = url
+    if os.environ.get("PREFECT_API_URL"):
         return
     try:
         check_port(port, "--port")
@@ -105,7 +104,8 @@ def _use_server(root: Path, port: int) -> None:
 
 
 def _serve(root: Path, args: argparse.Namespace, when: When) -> None:
-    from flows.deployments import describe, missed, next_date, register, serve  # Prefect reads its settings, the server's address among them, when it is imported
+    # Prefect reads its settings, the server's address among them, when it is imported
+    from flows.deployments import describe, missed, next_date, register, serve
 
     parameters = {"root": str(root), "profile": args.profile, "overrides": args.overrides, "targets": args.targets, "deadline": args.deadline}
     try:

@@ -22,9 +22,12 @@ from infra.guard import Guarded
 
 LINES_PER_SECOND = 20
 BAD_INPUT = 2  # exit code of a stage that refuses its input or configuration
-NOISE = re.compile(r"^(To track the changes with git|\tgit add |To enable auto staging|\tdvc config core\.autostage|Use `dvc push`|(Generat|Updat)ing lock file|Data and pipelines are up to date)")
+NOISE = re.compile(
+    r"^(To track the changes with git|\tgit add |To enable auto staging|\tdvc config core\.autostage|Use `dvc push`"
+    r"|(Generat|Updat)ing lock file|Data and pipelines are up to date)"
+)
 EXIT = re.compile(r"failed to run: .*, exited with (-?\d+)")
-BUSY = re.compile(r"Unable to acquire lock|is busy, it is being blocked by|database is locked")
+BUSY = re.compile(r"Unable to acquire lock|is busy, it is being blocked by|another process is running this stage|database is locked")
 MEMORY = re.compile(r"out of memory|MemoryError|can't allocate memory|Cannot allocate memory", re.IGNORECASE)
 DID = ((re.compile(r"^Running stage '"), "ran"), (re.compile(r"^Stage '.*' is cached - "), "restored"), (re.compile(r"^Stage '.*' didn't change"), "unchanged"))
 
@@ -91,7 +94,7 @@ def run_stage(
     StageFailed when it fails, passes its deadline, or `stop` is set; its whole process tree is gone by then. Output goes line by
     line to `say` (bounded in rate) and whole to data/work/logs/STAGE.log. `lock` is a descriptor that the guard keeps open.
     """
-    log = root / "data/work/logs" / f"{stage}.log"
+    log = log_file(root, stage)
     log.parent.mkdir(parents=True, exist_ok=True)
     started, started_at = time.monotonic(), time.time()
     argv = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", stage]
@@ -101,6 +104,11 @@ def run_stage(
     if stopped or guarded.poll() != 0:
         raise _failure(stage, stopped, guarded.poll(), tail, last_attempt(root, stage, started_at), log)
     return Outcome(stage, tail.did, seconds)
+
+
+def log_file(root: Path, stage: str) -> Path:
+    """Where the whole output of a stage's newest attempt is."""
+    return root / "data/work/logs" / f"{stage}.log"
 
 
 def _watch(guarded: Guarded, log: Path, say: Callable[[str], None], stop: threading.Event, started: float, limits: Limits) -> tuple[Tail, str | None]:

@@ -19,8 +19,8 @@ from flows.stage_task import Outcome, StageFailed
 HEADER = ("stage", "what it makes", "result", "key numbers", "time")
 # The first two of these that a stage measures are its key numbers.
 HEADLINES = (
-    "val_bpb", "val_loss", "greedy_accuracy", "val_accuracy", "val_reward", "bits_per_byte", "max_logit_difference", "bpb_increase", "model_bytes", "accuracy_rl",
-    "accuracy_*", "*reward*", "*accuracy*", "text_tokens", "bytes_per_token", "problems_train", "*tokens*",
+    "val_bpb", "val_loss", "greedy_accuracy", "val_accuracy", "val_reward", "bits_per_byte", "bits_per_weight", "accuracy_rl", "accuracy_*",
+    "*reward*", "*accuracy*", "text_tokens", "bytes_per_token", "problems_train", "*tokens*",
 )  # fmt: skip
 WORDS = {"ran": "made", "restored": "restored", "unchanged": "up to date", "cached": "up to date"}
 

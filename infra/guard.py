@@ -8,6 +8,7 @@ seconds SIGKILL to everything left. It also ends what the command leaves behind 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -119,10 +120,8 @@ def _reap(child: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(leader: int, signum: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # the whole group has ended
         os.killpg(leader, signum)
-    except ProcessLookupError:
-        pass  # the whole group has ended
 
 
 if __name__ == "__main__":

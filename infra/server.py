@@ -1,7 +1,7 @@
 """Start, watch and stop the local servers: the MLflow UI and the Prefect server.
 
-In: a port and the project's folder. Out: a server on 127.0.0.1 under a guard, its output in a log file, and its address. A Prefect
-server of `make ui` leaves its address in `<PREFECT_HOME>/server.json`, so that pipelines started meanwhile report to it.
+In: a port and the project's folder. Out: a server on 127.0.0.1 under a guard, its output in a log file, and its address. The
+Prefect server of a schedule leaves its address in `<PREFECT_HOME>/server.json`, so that `make ui` shows it and starts no second one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from infra.env import offline_env
 from infra.guard import Guarded
 
 HOST = "127.0.0.1"
-START_SECONDS = 180.0  # a first start migrates a database: 13 to 75 s have been seen
+START_SECONDS = 300.0  # a first start migrates a database: 13 to 75 s have been seen, more on a busy machine
 STOP_SECONDS = 10.0
+UNNEEDED_SERVICES = ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS")  # by a single pipeline run
 
 
 class ServerError(RuntimeError):
@@ -79,7 +80,7 @@ def start_prefect(root: Path, port: int, *, full: bool, keep_open: Sequence[int]
     """Prefect server. `full` adds its UI and the scheduler; a single pipeline run needs neither."""
     settings = {"PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{port}/api", "PREFECT_SERVER_MEMO_STORE_PATH": str(prefect_home(root) / "memo_store.toml")}
     if not full:
-        settings |= {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in ("SCHEDULER", "LATE_RUNS", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS")}
+        settings |= {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNNEEDED_SERVICES}
     argv = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port), "--log-level", "WARNING", "--ui" if full else "--no-ui"]
     name, env = "prefect-server" if full else "prefect-pipeline", server_env(root, settings)
     return start(name, argv, root=root, port=port, health="/api/health", env=env, keep_open=keep_open)
@@ -120,9 +121,9 @@ def free_port() -> int:
 
 
 def answers(url: str) -> bool:
-    """Whether a GET of `url` succeeds within two seconds."""
+    """Whether a GET of `url` succeeds within ten seconds."""
     try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as response:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10) as response:
             return response.status == 200
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False
@@ -144,7 +145,7 @@ def withdraw(root: Path) -> None:
 
 
 def announced(root: Path) -> str | None:
-    """API address of the project's running Prefect server, if `make ui` or a schedule started one."""
+    """Address of the Prefect server that a schedule of this project runs, if there is one."""
     path = prefect_home(root) / "server.json"
     if not path.is_file():
         return None
@@ -153,4 +154,4 @@ def announced(root: Path) -> str | None:
         same = abs(psutil.Process(entry["pid"]).create_time() - entry["created"]) < 1
     except psutil.NoSuchProcess:
         return None
-    return f"{entry['url']}/api" if same and answers(f"{entry['url']}/api/health") else None
+    return entry["url"] if same and answers(f"{entry['url']}/api/health") else None

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from infra.server import Server, ServerError, announce, announced, check_port, server_env, start_mlflow, start_prefect, withdraw
+from infra.server import Server, ServerError, announced, check_port, server_env, start_mlflow, start_prefect
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,20 +27,20 @@ def main(argv: list[str] | None = None) -> int:
     root = Path.cwd()
     try:
         check_port(args.mlflow_port, "--mlflow-port")
-        check_port(args.prefect_port, "--prefect-port")
+        scheduled = announced(root)
+        if scheduled is None:
+            check_port(args.prefect_port, "--prefect-port")
         if args.mlflow_port == args.prefect_port:
             raise ValueError(f"both servers got port {args.mlflow_port}; give them different ones with --mlflow-port and --prefect-port")
-        if running := announced(root):
-            raise ValueError(f"a Prefect server of this project runs already at {running}; stop it first (it belongs to another `make ui` or schedule)")
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        with _servers(root, args.mlflow_port, args.prefect_port) as servers:
+        with _servers(root, args.mlflow_port, args.prefect_port, scheduled) as servers:
             return _watch(servers)
     except KeyboardInterrupt:
-        sys.stdout.write("stopped\n")
+        say("stopped")
         return 0
     except ServerError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -52,32 +52,40 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 @contextlib.contextmanager
-def _servers(root: Path, mlflow_port: int, prefect_port: int) -> Iterator[list[Server]]:
-    """Both servers, answering; stopped together however the block ends."""
+def _servers(root: Path, mlflow_port: int, prefect_port: int, scheduled: str | None) -> Iterator[list[Server]]:
+    """The servers, answering; stopped together however the block ends. A schedule's Prefect server is shown, not started again."""
     with contextlib.ExitStack() as stack:
-        sys.stdout.write("starting the Prefect server and the MLflow UI (the first start makes their databases) ...\n")
-        sys.stdout.flush()
-        prefect = start_prefect(root, prefect_port, full=True)
-        stack.callback(prefect.stop)
-        init = subprocess.run([sys.executable, "-m", "stages.tracking", "init"], cwd=root, env=server_env(root, {}), capture_output=True, text=True, check=False)
+        say("starting (the first start makes the databases) ...")
+        servers = []
+        if scheduled is None:
+            servers.append(start_prefect(root, prefect_port, full=True))
+            stack.callback(servers[-1].stop)
+        make_store = [sys.executable, "-m", "stages.tracking", "init"]
+        init = subprocess.run(make_store, cwd=root, env=server_env(root, {}), capture_output=True, text=True, check=False)
         if init.returncode != 0:
             raise ServerError(f"the tracking store cannot be opened: {init.stderr.strip()}")
         mlflow = start_mlflow(root, mlflow_port)
         stack.callback(mlflow.stop)
-        for server in (prefect, mlflow):
+        servers.append(mlflow)
+        for server in servers:
             server.wait_ready()
-        announce(root, prefect)
-        stack.callback(withdraw, root)
-        sys.stdout.write(f"MLflow   {mlflow.url}\nPrefect  {prefect.url}\nCtrl-C stops both.\n")
-        sys.stdout.flush()
-        yield [prefect, mlflow]
+        say(f"MLflow   {mlflow.url}")
+        say(f"Prefect  {scheduled} (it belongs to the running schedule)" if scheduled else f"Prefect  {servers[0].url}")
+        say("Ctrl-C stops " + ("MLflow." if scheduled else "both."))
+        yield servers
+
+
+def say(text: str) -> None:
+    """One line for the person who waits."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _watch(servers: list[Server]) -> int:
     while True:
         for server in servers:
             if not server.alive():
-                raise ServerError(f"{server.name} has ended, so the other one is stopped too; last lines of {server.log}:\n{server.tail()}")
+                raise ServerError(f"{server.name} has ended, so nothing is left running; last lines of {server.log}:\n{server.tail()}")
         time.sleep(0.5)
 
 

@@ -96,7 +96,8 @@ class Context:
         with self._curve_file.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps([step, values]) + "\n")
         self.sink.log(step, values)
-        self._say(f"step {step}{self._pace.of_total() if self._pace else ''}  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()) + (self._pace.columns(step) if self._pace else ""))
+        total, pace = (self._pace.of_total(), self._pace.columns(step)) if self._pace else ("", "")
+        self._say(f"step {step}{total}  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()) + pace)
 
     def resume_at(self, step: int) -> None:
         """Forget logged points after `step`; call right after a checkpoint of that step is restored."""

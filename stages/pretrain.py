@@ -6,17 +6,17 @@ clipping, linear layers in the chosen precision. Output: model/, tokenizer/ (a c
 
 from __future__ import annotations
 
-import math
 import shutil
 from typing import Literal
 
 from pydantic import Field
 
 from data.packing import PackedStream, eval_rows
-from data.shards import open_mds
-from data.tokenizer import load_tokenizer
+from data.shards import open_mds, verify_mds
+from data.tokenizer import ChatTokenizer, load_tokenizer
 from models import accounting, checkpoint
 from models.architectures.decoder import Decoder, DecoderConfig, init_weights
+from models.evaluation.metrics import bits_per_byte
 from models.inference.generate import generate
 from models.optimizers.adamw import adamw
 from models.optimizers.schedules import wsd
@@ -24,7 +24,7 @@ from models.precision import apply_precision
 from stages.config import Section, StageError
 from stages.context import Context
 from stages.runner import main
-from stages.training import LoopSettings, mean_nats, micro_batches, rows_per_step, steps_for, train
+from stages.training import LoopSettings, micro_batches, rows_per_step, steps_for, sum_nats, train
 
 SAMPLE_PROMPTS = ("def ", "Return the ", "What is ")
 
@@ -99,31 +99,31 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     init_weights(model, ctx.seed)
     apply_precision(model, cfg.precision)
     optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
+    for split in ("train", "val"):
+        verify_mds(tokenize / "text" / split)
     stream = PackedStream(open_mds(tokenize / "text" / "train"), seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy="sequential")
     val = open_mds(tokenize / "text" / "val")
+    rows_of = {cfg.eval_rows: eval_rows(val, cfg.seq_len, cfg.eval_rows), None: eval_rows(val, cfg.seq_len)}
 
     def evaluate(step: int) -> dict[str, float]:
-        return {"val_bpb": text_bits_per_byte(model, val, cfg.seq_len, None if step == steps else cfg.eval_rows, cfg.micro_batch_rows)}
+        rows = rows_of[None if step == steps else cfg.eval_rows]
+        nats, _ = sum_nats(model, micro_batches(rows.batch, cfg.micro_batch_rows))
+        return {"val_bpb": bits_per_byte(nats, rows.num_bytes)}
 
     ctx.begin(steps, cfg.tokens_per_step)
     ctx.note(f"{accounting.num_params(model.config):,} parameters, {steps} steps of {cfg.tokens_per_step:,} tokens, precision {cfg.precision}, cpu")
     skipped = train(ctx, model, optim, stream, LoopSettings(
         total_steps=steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
         eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
+    ctx.note(f"packing: {stream.report()}")
     checkpoint.save_model(ctx.out / "model", model, {"stage": "pretrain", "config": cfg.model_dump()})
     shutil.copytree(tokenize / "tokenizer", ctx.out / "tokenizer")
     write_samples(ctx, model, tokenizer, cfg.sample_tokens)
-    return {**evaluate(steps), "parameters": accounting.num_params(model.config), "tokens": steps * cfg.tokens_per_step, "steps": steps, "skipped_updates": skipped}
+    return {**evaluate(steps), "parameters": accounting.num_params(model.config), "tokens": steps * cfg.tokens_per_step,
+            "steps": steps, "skipped_updates": skipped}
 
 
-def text_bits_per_byte(model: Decoder, dataset: object, seq_len: int, max_rows: int | None, rows_per_forward: int) -> float:
-    """Bits per byte of held-out documents, each token scored once; the first `max_rows` rows only, if given."""
-    rows = eval_rows(dataset, seq_len, max_rows=max_rows)
-    nats, _ = mean_nats(model, micro_batches(rows.batch, rows_per_forward))
-    return nats / (math.log(2) * rows.num_bytes)
-
-
-def write_samples(ctx: Context, model: Decoder, tokenizer: object, max_new_tokens: int) -> None:
+def write_samples(ctx: Context, model: Decoder, tokenizer: ChatTokenizer, max_new_tokens: int) -> None:
     """Greedy continuations of a few fixed prompts, for a reader's eye."""
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in SAMPLE_PROMPTS]
     answers = generate(model, prompts, max_new_tokens=max_new_tokens, temperature=0.0, eos_ids=[tokenizer.eos_token_id], seed=ctx.seed, batch_size=len(prompts))

@@ -127,11 +127,12 @@ def write_plots(out: Path, found: Findings) -> None:
     """CSV files beside the page."""
     plots.write_csv(out / "accuracy.csv", ("model", *plots.SCORE_COLUMNS), plots.accuracy_rows(found.scores))
     plots.write_csv(out / "tasks.csv", ("task", "model", *plots.SCORE_COLUMNS), plots.task_rows(found.tasks))
-    plots.write_csv(out / "exports.csv", plots.EXPORT_COLUMNS, plots.export_rows(found.exports, found.scores))
+    plots.write_csv(out / "export_accuracy.csv", plots.EXPORT_COLUMNS, plots.export_rows(found.exports, found.scores))
+    plots.write_csv(out / "export_divergence.csv", plots.DIVERGENCE_COLUMNS, plots.divergence_rows(found.exports))
     for spec in curves.SPECS:
-        plots.write_csv(
-            out / spec.file, ("step", *(metric for metric, _ in spec.metrics)), curves.table_rows(spec, found.curves[spec.stage])
-        )
+        for metric, _ in spec.metrics:
+            rows = curves.table_rows(metric, found.curves[spec.stage].get(metric, ()))
+            plots.write_csv(out / f"{spec.stage}_{metric}.csv", ("step", metric), rows)
 
 
 def headline(found: Findings) -> dict[str, float]:

@@ -32,7 +32,7 @@ from models.rl.kl import kl_loss_fn
 from models.rl.rollout import RolloutBatch, micro_batches, pad_rollouts
 from models.rl.update import Objective, policy_gradients, reference_logprobs
 from stages.atomic import write_json
-from stages.config import Section, StageError
+from stages.config import Section
 from stages.context import Context, Interrupted
 from stages.rollouts import Decoding, Rollout, greedy_accuracy, prompt_numbers, read_problems, roll_out, rollout_seed, verified_rewards
 from stages.runner import main
@@ -197,13 +197,12 @@ def update(cfg: Config, model: Decoder, reference: Decoder | None, optim: torch.
     batches, totals = training_batches(cfg, rollout, model.head_weight.device)
     if not batches:
         counters.steps_without_signal += 1
-        return {"lr": 0.0, "grad_norm": 0.0, "clip_fraction": 0.0}
+        return {"lr": learning_rate(cfg, (step + 1) * cfg.updates_per_rollout - 1), "grad_norm": 0.0, "clip_fraction": 0.0}
     reference_lps = None if reference is None else reference_logprobs(reference, batches, cfg.temperature)
     old_lps, clipped, first = None, 0, None
     params = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for i in range(cfg.updates_per_rollout):
-        updates = step * cfg.updates_per_rollout + i
-        lr = cfg.peak_lr * constant(updates, cfg.steps * cfg.updates_per_rollout, cfg.warmup_steps)
+        lr = learning_rate(cfg, step * cfg.updates_per_rollout + i)
         for group in optim.param_groups:
             group["lr"] = lr
         optim.zero_grad(set_to_none=True)
@@ -224,6 +223,11 @@ def update(cfg: Config, model: Decoder, reference: Decoder | None, optim: torch.
         "logprob_gap_max": first.gap_max, "logprob_gap_mean": first.gap_mean,
     }  # fmt: skip
     return values if reference is None else {**values, "kl": first.kl}
+
+
+def learning_rate(cfg: Config, index: int) -> float:
+    """Rate of the update with that 0-based index."""
+    return cfg.peak_lr * constant(index, cfg.steps * cfg.updates_per_rollout, cfg.warmup_steps)
 
 
 def training_batches(cfg: Config, rollout: Rollout, device: torch.device) -> tuple[list[RolloutBatch], Totals]:

@@ -30,6 +30,7 @@ from stages.context import Context, Interrupted, Sink, format_seconds
 from stages.identity import MANIFEST, OUT_ROOT, Declared, find_stage, fingerprint, hash_dependency, hash_file
 from stages.params import edited_keys
 
+
 class Busy(RuntimeError):
     """The resume area has a live owner: not the user's mistake, and it passes."""
 
@@ -125,7 +126,8 @@ def _explain_params(path: Path) -> None:
     changed = edited_keys(path)
     if changed and "DVC_EXP_NAME" not in os.environ and "HEADRACE_OVERRIDES" not in os.environ:
         shown = ", ".join(changed[:6]) + (f" and {len(changed) - 6} more" if len(changed) > 6 else "")
-        sys.stderr.write(f"note: {path.name} differs from its profile in {shown}; `dvc exp run` composes it anew from stages/conf, so keep lasting changes there\n")
+        sys.stderr.write(f"note: {path.name} differs from its profile in {shown}; "
+                         "`dvc exp run` composes it anew from stages/conf, so keep lasting changes there\n")
 
 
 def check_complete(name: str, folder: Path) -> None:
@@ -212,7 +214,8 @@ def _start_clean(job: Job) -> None:
 def _seal(job: Job, ctx: Context) -> None:
     """Refuse if anything changed under the stage; otherwise complete the staged output with its curves and manifest."""
     if fingerprint(job.root, job.declared.name, job.declared.item) != job.fingerprint:
-        raise RuntimeError(f"an input of '{job.declared.label}' (params, code or upstream output) changed while it ran; nothing was published, run `dvc repro` again")
+        raise RuntimeError(f"an input of '{job.declared.label}' (params, code or upstream output) changed while it ran; "
+                           "nothing was published, run `dvc repro` again")
     ctx.write_curves()
     files = {file.relative_to(ctx.out).as_posix(): {"bytes": file.stat().st_size, "sha256": hash_file(file)}
              for file in sorted(ctx.out.rglob("*")) if file.is_file()}

@@ -13,7 +13,8 @@ import torch
 from pydantic import Field
 
 from data.packing import PackedStream, eval_rows
-from data.shards import open_mds
+from data.shards import open_mds, verify_mds
+from data.tokenizer import check_fingerprint, fingerprint
 from models import accounting, checkpoint
 from models.adapters.lora import add_lora, merge_lora
 from models.architectures.decoder import Decoder
@@ -24,7 +25,7 @@ from stages.atomic import write_json
 from stages.config import Section, StageError
 from stages.context import Context
 from stages.runner import main
-from stages.training import LoopSettings, mean_nats, micro_batches, rows_per_step, train
+from stages.training import LoopSettings, micro_batches, rows_per_step, sum_nats, train
 
 MERGE_TOLERANCE = 1e-4  # largest allowed logit difference between adapter and merged model, fp32
 
@@ -66,9 +67,11 @@ def plan(cfg: Config, ctx: Context) -> dict[str, object]:
 
 def run(cfg: Config, ctx: Context) -> dict[str, float]:
     """Fine-tune on chats."""
+    check_fingerprint(ctx.dep("pretrain") / "tokenizer", fingerprint(ctx.dep("tokenize") / "tokenizer"))
     model, _ = checkpoint.load_model(ctx.dep("pretrain") / "model")
     if cfg.seq_len > model.config.max_seq_len:
-        raise StageError(f"sft.seq_len={cfg.seq_len} exceeds the base model's context of {model.config.max_seq_len}; lower it or pretrain with a longer seq_len")
+        raise StageError(f"sft.seq_len={cfg.seq_len} exceeds the base model's context of {model.config.max_seq_len}; "
+                         "lower it or pretrain with a longer seq_len")
     apply_precision(model, cfg.precision)
     if cfg.method == "lora":
         add_lora(model, rank=cfg.lora.rank, alpha=cfg.lora.alpha, targets=tuple(cfg.lora.targets), seed=ctx.seed)
@@ -76,17 +79,21 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), precision {cfg.precision}, cpu")
     optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
     chats = ctx.dep("tokenize") / "chat"
-    stream = PackedStream(open_mds(chats / "train"), seq_len=cfg.seq_len, rows_per_batch=rows_per_step(cfg.tokens_per_step, cfg.seq_len), seed=ctx.seed, policy="best_fit")
+    for split in ("train", "val"):
+        verify_mds(chats / split)
+    rows = rows_per_step(cfg.tokens_per_step, cfg.seq_len)
+    stream = PackedStream(open_mds(chats / "train"), seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy="best_fit")
     val = eval_rows(open_mds(chats / "val"), cfg.seq_len, max_rows=None)
 
     def evaluate(step: int) -> dict[str, float]:
-        nats, targets = mean_nats(model, micro_batches(val.batch, cfg.micro_batch_rows))
+        nats, targets = sum_nats(model, micro_batches(val.batch, cfg.micro_batch_rows))
         return {"val_loss": nats / max(targets, 1)}
 
     ctx.begin(cfg.steps, cfg.tokens_per_step)
     skipped = train(ctx, model, optim, stream, LoopSettings(
         total_steps=cfg.steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
         eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, cfg.steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
+    ctx.note(f"packing: {stream.report()}")
     metrics = {**evaluate(cfg.steps), "trained_parameters": trained, "steps": cfg.steps, "skipped_updates": skipped}
     if cfg.method == "lora":
         metrics["merge_max_logit_difference"] = merge_checked(ctx, model, val.batch.tokens_BT[:4])

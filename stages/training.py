@@ -111,7 +111,7 @@ def micro_batches(batch: PackedBatch, rows: int) -> Iterator[MicroBatch]:
 
 
 @torch.inference_mode()
-def mean_nats(model: nn.Module, rows: Iterator[MicroBatch]) -> tuple[float, int]:
+def sum_nats(model: nn.Module, rows: Iterator[MicroBatch]) -> tuple[float, int]:
     """Summed loss in nats (accumulated in fp64) and target count over evaluation rows."""
     total, count = 0.0, 0
     for micro in rows:
@@ -131,7 +131,8 @@ def steps_for(tokens: int, tokens_per_step: int) -> int:
 def rows_per_step(tokens_per_step: int, seq_len: int) -> int:
     """Rows of one global batch; StageError unless seq_len divides it."""
     if tokens_per_step % seq_len:
-        raise StageError(f"tokens_per_step={tokens_per_step} must be a multiple of seq_len={seq_len}; nearest above: {-(-tokens_per_step // seq_len) * seq_len}")
+        raise StageError(f"tokens_per_step={tokens_per_step} must be a multiple of seq_len={seq_len}; "
+                         f"nearest above: {-(-tokens_per_step // seq_len) * seq_len}")
     return tokens_per_step // seq_len
 
 

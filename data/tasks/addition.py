@@ -1,4 +1,4 @@
-"""Addition of two numbers of one to three digits. Key: the unordered pair."""
+"""Addition of two numbers of one or two digits. Key: the unordered pair."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 from data.tasks.problem import Problem, number
 
-_DIGITS = ((1, 1), (2, 1), (1, 2), (2, 2), (2, 2), (2, 2), (3, 2), (3, 3))
+_DIGITS = ((1, 1), (2, 1), (1, 2), (2, 2))
 _WORDINGS = ("What is {a} + {b}?", "Compute {a} + {b}.", "{a} + {b} = ?", "Add {a} and {b}.", "What is the sum of {a} and {b}?")
 
 

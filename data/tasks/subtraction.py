@@ -1,4 +1,4 @@
-"""Subtraction of numbers of one to three digits with a result of at least zero. Key: the ordered pair."""
+"""Subtraction of numbers of one or two digits with a result of at least zero. Key: the ordered pair."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 from data.tasks.problem import Problem, number
 
-_DIGITS = ((1, 1), (2, 1), (2, 1), (2, 2), (2, 2), (2, 2), (3, 2), (3, 3))
+_DIGITS = ((1, 1), (2, 1), (2, 2), (2, 2))
 _WORDINGS = ("What is {a} - {b}?", "Compute {a} - {b}.", "{a} - {b} = ?", "Subtract {b} from {a}.", "What is {a} minus {b}?")
 
 

@@ -33,7 +33,7 @@ def cross_entropy_sum(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tensor, T
 
 
 def chunked_cross_entropy_sum(
-    hidden_BTH: Tensor, weight_VH: Tensor, targets_BT: Tensor, chunk_size: int
+    hidden_BTH: Tensor, weight_VH: Tensor, targets_BT: Tensor, chunk_size: int = 512
 ) -> tuple[Tensor, Tensor]:
     """`cross_entropy_sum(hidden @ weight^T, targets)` with at most `chunk_size` rows of logits in memory at a time.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stages.reporting import svg
-from stages.reporting.scales import Bucket, Scale, log_ticks, padded_domain, tick_label, ticks
+from stages.reporting.scales import Bucket, Scale, log_ticks, padded_domain, tick_label, tick_step, ticks
 
 LEFT, TOP, BOTTOM = 46.0, 32.0, 38.0
 
@@ -23,6 +23,8 @@ class Axis:
     label: str
     include_zero: bool = False
     log: bool = False
+    whole: bool = False
+    """Only whole numbers exist on it, so no tick falls between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,20 @@ def line_chart(
     parts = [*_frame(across, up, x, y, width, height)]
     if reference:
         level = up(reference[1])
-        parts += [svg.line(LEFT, level, across.end, level, "reference"), svg.text(across.end, level - 5, reference[0], "note", "end")]
+        anchor, place = _freer_end(series, up, level, across)
+        parts += [svg.line(LEFT, level, across.end, level, "reference"), svg.text(place, level - 5, reference[0], "note", anchor)]
     for item in series:
         parts += _curve(item, across, up)
     ends = _apart([up(item.buckets[-1].mean) for item in series], 29.0, TOP, height - BOTTOM)
     for item, end in zip(series, ends, strict=True):
         parts += [svg.text(across.end + 8, end, item.name, f"name {item.style}"), svg.text(across.end + 8, end + 14, item.last, "value")]
     return svg.drawing(width, height, f"{title}. " + "; ".join(f"{item.name}: last value {item.last}" for item in series), parts)
+
+
+def _freer_end(series: Sequence[Series], up: Scale, level: float, across: Scale) -> tuple[str, float]:
+    """Anchor and x of the reference's name: at the end where the curves keep further away from it."""
+    room = [min(abs(up(item.buckets[end].mean) - level) for item in series) for end in (0, -1)]
+    return ("start", across.start + 4) if room[0] > room[1] else ("end", across.end)
 
 
 def _curve(item: Series, across: Scale, up: Scale) -> list[str]:
@@ -245,19 +254,21 @@ def mark(x: float, y: float, style: str) -> str:
 def _frame(across: Scale, up: Scale, x: Axis, y: Axis, width: float, height: float) -> list[str]:
     """Grid lines, ticks, and the two axis labels (the y label above the axis, so that it reads level)."""
     parts = [svg.text(0, 12, y.label, "axis"), svg.text(across.end, height - 3, x.label, "axis", "end")]
-    for value, label in _ticks(up, 5):
+    for value, label in _ticks(up, 5, y.whole):
         parts += [svg.line(LEFT, up(value), across.end, up(value), "grid"), svg.text(LEFT - 6, up(value) + 4, label, "tick", "end")]
     base = height - BOTTOM
     parts.append(svg.line(LEFT, base, across.end, base, "baseline"))
-    for value, label in _ticks(across, max(2, int((across.end - LEFT) / 70))):
+    for value, label in _ticks(across, max(2, int((across.end - LEFT) / 70)), x.whole):
         parts.append(svg.text(across(value), base + 16, label, "tick", "middle"))
     return parts
 
 
-def _ticks(scale: Scale, most: int) -> list[tuple[float, str]]:
-    values = log_ticks(scale.low, scale.high) if scale.log else ticks(scale.low, scale.high, most)
-    step = values[1] - values[0] if len(values) > 1 else max(abs(values[0]), 1e-9) if values else 1.0
-    return [(value, tick_label(value, value if scale.log else step)) for value in values]
+def _ticks(scale: Scale, most: int, whole: bool) -> list[tuple[float, str]]:
+    values = log_ticks(scale.low, scale.high) if scale.log else []
+    if len(values) >= 2:
+        return [(value, tick_label(value, value)) for value in values]
+    step = max(tick_step(scale.high - scale.low, most), 1.0 if whole else 0.0)
+    return [(value, tick_label(value, step)) for value in ticks(scale.low, scale.high, step)]
 
 
 def _apart(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:

@@ -108,6 +108,6 @@ def sentence_of_change(change: Change) -> str:
         if difference == 0
         else f"{size} {'more' if difference > 0 else 'fewer'} than after {change.before}"
     )
-    doubt = ", which these problems cannot tell from chance" if change.direction == "unclear" else ""
+    doubt = ", which these problems cannot tell from chance" if change.direction == "unclear" and difference else ""
     equals = "" if change.adjusted_p < 0.001 else "= "
     return f"{words}{doubt} (adjusted p {equals}{p_value(change.adjusted_p)})"

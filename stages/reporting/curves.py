@@ -35,10 +35,6 @@ class CurveSpec:
     caption: str
     include_zero: bool = False
 
-    @property
-    def file(self) -> str:
-        return f"{self.stage}_{self.metrics[0][0]}.csv"
-
 
 HELD_OUT_REMARK = "The last point scores all held-out text, the others a part of it."
 KL_REMARK = "Estimated on sampled answers; logged only with a KL penalty (rl.kl_coef above 0)."
@@ -49,11 +45,26 @@ WASTE = (("truncated_fraction", "cut off"), ("no_signal_fraction", "no signal"))
 SPECS = (
     CurveSpec("pretrain", (("loss", "train"),), "Pretraining loss", "nats per token", "Mean over each batch."),
     CurveSpec("pretrain", (("val_bpb", "held out"),), "Pretraining, held-out text", "bits per byte", HELD_OUT_REMARK),
-    CurveSpec("pretrain", (("grad_norm", "norm"),), "Pretraining gradient norm", "before clipping", "Over all weights; spikes show as a tall band."),
+    CurveSpec(
+        "pretrain",
+        (("grad_norm", "norm"),),
+        "Pretraining gradient norm",
+        "before clipping",
+        "Over all weights; spikes show as a tall band.",
+    ),
     CurveSpec("sft", LOSSES, "Fine-tuning loss", "nats per supervised token", "Assistant turns only."),
-    CurveSpec("rl", (("reward", "reward"),), "RL reward", "mean per answer", "Sampled answers to training problems."),
-    CurveSpec("rl", ACCURACIES, "RL accuracy", "share of answers right", "Train: sampled answers. Held out: greedy answers to other problems."),
-    CurveSpec("rl", (("entropy", "entropy"),), "RL entropy", "nats per token", "Of the sampling; a fall to zero means that exploration ended."),
+    CurveSpec("rl", (("reward", "reward"),), "RL reward", "mean per answer", "Sampled answers to training problems.", include_zero=True),
+    CurveSpec(
+        "rl",
+        ACCURACIES,
+        "RL accuracy",
+        "share of answers right",
+        "Train: sampled answers. Held out: greedy answers to other problems.",
+        include_zero=True,
+    ),
+    CurveSpec(
+        "rl", (("entropy", "entropy"),), "RL entropy", "nats per token", "Of the sampling; a fall to zero means that exploration ended."
+    ),
     CurveSpec("rl", (("kl", "KL"),), "RL divergence from sft", "nats per token", KL_REMARK),
     CurveSpec("rl", (("length_mean", "tokens"),), "RL answer length", "tokens", "Mean over sampled answers."),
     CurveSpec("rl", WASTE, "RL answers that teach nothing", "share", WASTE_REMARK, include_zero=True),
@@ -107,7 +118,9 @@ def chart(spec: CurveSpec, curves: Mapping[str, Points], most: int, reference: t
         for (name, points), style in zip(shown, STYLES, strict=False)
     ]
     usable = reference if reference and math.isfinite(reference[1]) else None
-    drawing = line_chart(spec.heading, Axis("update"), Axis(spec.unit, spec.include_zero), series, CHART_WIDTH, CHART_HEIGHT, usable)
+    drawing = line_chart(
+        spec.heading, Axis("update", whole=True), Axis(spec.unit, spec.include_zero), series, CHART_WIDTH, CHART_HEIGHT, usable
+    )
     return titled(spec.heading, drawing, caption)
 
 
@@ -127,10 +140,6 @@ def _remark(name: str, points: Points) -> str:
     return f"{name}: {' and '.join(kinds)} of {len(points)} values, first at update {steps[0]}; left out of the line."
 
 
-def table_rows(spec: CurveSpec, curves: Mapping[str, Points]) -> list[dict[str, object]]:
-    """Rows for a plot file: step and one column per metric of the chart, only steps and cells that hold a measurement."""
-    by_step: dict[int, dict[str, object]] = {}
-    for metric, _ in spec.metrics:
-        for step, value in measured(curves.get(metric, ())):
-            by_step.setdefault(step, {"step": step})[metric] = value
-    return [by_step[step] for step in sorted(by_step)]
+def table_rows(metric: str, points: Points) -> list[dict[str, object]]:
+    """Rows of a plot file: step and value, measurements only."""
+    return [{"step": step, metric: value} for step, value in measured(points)]

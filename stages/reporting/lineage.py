@@ -88,14 +88,18 @@ def origins(folders: Mapping[str, Path]) -> list[Origin]:
 
 
 def parameters(folders: Mapping[str, Path]) -> dict[str, list[Parameter]]:
-    """Section -> its parameters, over all inputs. A parameter that two inputs state differently keeps both values."""
+    """Section -> its parameters, over all inputs, the shared section first.
+
+    A parameter that two inputs state differently keeps both values.
+    """
     seen: dict[str, dict[str, list[str]]] = {}
     for name, folder in folders.items():
         for section, content in read_manifest(name, folder)["params"].items():
             for parameter in as_parameters(section, content):
                 texts = seen.setdefault(section.partition(".")[0], {}).setdefault(parameter.name, [])
                 texts += [text for text in parameter.values if text not in texts]
-    return {section: [Parameter(key, tuple(texts)) for key, texts in sorted(keys.items())] for section, keys in seen.items()}
+    order = sorted(seen, key=lambda section: section != "shared")
+    return {section: [Parameter(key, tuple(texts)) for key, texts in sorted(seen[section].items())] for section in order}
 
 
 def as_parameters(section: str, content: object) -> list[Parameter]:

@@ -14,10 +14,11 @@ from stages.reporting.inputs import Evaluation, Export
 from stages.reporting.markup import Markup, join, tag
 from stages.reporting.page import Column, Part, facts, figure, numeric, remark, table
 from stages.reporting.svg import drawing
-from stages.reporting.values import count, decimal, p_value, percent, points, signed, size
+from stages.reporting.values import count, decimal, p_value, percent, points, size, unusable
 
 TRACK_WIDTH = 150.0
 MARK_STYLES = ("hollow", "half", "full")
+READINGS = {"better": "better", "worse": "worse", "unclear": "no clear difference"}
 
 
 def summary(
@@ -57,7 +58,11 @@ def summary(
 
 
 def _levels(scores: Sequence[Score], changes: Sequence[Change]) -> list[Level]:
-    rises = {change.after: (points(change.comparison.greedy_difference), f"p {p_value(change.adjusted_p)}") for change in changes}
+    doubts = {"unclear": ", unclear"}
+    rises = {
+        change.after: (points(change.comparison.greedy_difference), f"p {p_value(change.adjusted_p)}{doubts.get(change.direction, '')}")
+        for change in changes
+    }
     return [
         Level(
             score.model,
@@ -75,15 +80,10 @@ def _levels(scores: Sequence[Score], changes: Sequence[Change]) -> list[Level]:
 def _key_figures(
     base: Evaluation, final: Score, exports: Sequence[Export], num_parameters: int, num_tasks: int
 ) -> list[tuple[str, str, str]]:
-    gain = signed(base.unigram_bpb - base.bits_per_byte, 2)
-    smallest = min(exports, key=lambda export: export.file_bytes, default=None)
+    smallest = min((export for export in exports if not unusable(export.file_bytes)), key=lambda export: export.file_bytes, default=None)
     left_out = f", {count(base.too_long)} left out as too long" if base.too_long else ""
     figures = [
-        (
-            f"Bits per byte of unseen text, {base.model}",
-            decimal(base.bits_per_byte, 3),
-            f"token frequencies alone need {decimal(base.unigram_bpb, 3)}: a gain of {gain}",
-        ),
+        (f"Bits per byte of unseen text, {base.model}", decimal(base.bits_per_byte, 3), _against_unigram(base)),
         ("Parameters", count(num_parameters), "in every model of this report"),
         ("Problems per model", count(final.num_problems), f"from {count(num_tasks)} tasks{left_out}"),
     ]
@@ -92,6 +92,14 @@ def _key_figures(
             ("Smallest export", size(smallest.file_bytes), f"{smallest.name}, {decimal(smallest.bits_per_weight, 2)} bits per weight")
         )
     return figures
+
+
+def _against_unigram(base: Evaluation) -> str:
+    """Fewer bits are better; an overflow is no comparison."""
+    alone, gain = decimal(base.unigram_bpb, 3), base.unigram_bpb - base.bits_per_byte
+    if unusable(gain):
+        return f"token frequencies alone need {alone}"
+    return f"{decimal(abs(gain), 2)} {'better' if gain > 0 else 'worse'} than token frequencies alone ({alone})"
 
 
 def accuracy(scores: Mapping[str, Score], changes: Sequence[Change], evaluations: Mapping[str, Evaluation]) -> Part:
@@ -132,9 +140,6 @@ def _change_row(change: Change) -> list[str]:
     return [f"{change.before} to {change.after}", points(found.greedy_difference), change.interval_text, *only_one, *certainty]
 
 
-READINGS = {"better": "better", "worse": "worse", "unclear": "no clear difference"}
-
-
 def tasks(rows: Sequence[TaskRow], trained: Sequence[str], exports: Sequence[str]) -> Part:
     """Every task with every model's accuracy and a small drawing of the trained models."""
     models = (*trained, *exports)
@@ -144,7 +149,7 @@ def tasks(rows: Sequence[TaskRow], trained: Sequence[str], exports: Sequence[str
         for row in rows
     ]
     columns = [Column("task"), *numeric("problems", *models, "adjusted p"), Column("0 to 100 %")]
-    key = join([join([drawing(18, 18, "", [mark(9, 9, style)], "key"), f"{model} "]) for model, style in drawn])
+    key = join([join([drawing(18, 18, f"mark of {model}", [mark(9, 9, style)], "key"), f"{model} "]) for model, style in drawn])
     note = (
         "Accuracy by kind of problem, with the 95 % interval under it. Adjusted p compares "
         f"{trained[-1]} with {trained[0]} on the task, corrected for all tasks."

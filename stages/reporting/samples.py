@@ -40,7 +40,7 @@ def _sample(answers: Mapping[str, Mapping], most_characters: int) -> Markup:
         "div",
         [
             tag("h3", problem["task"]),
-            tag("pre", shortened(problem["prompt"], most_characters)),
+            preformatted(shortened(problem["prompt"], most_characters)),
             tag("p", ["Right answer: ", tag("code", shortened(problem["answer"], most_characters))]),
         ],
         class_="question",
@@ -52,8 +52,18 @@ def _sample(answers: Mapping[str, Mapping], most_characters: int) -> Markup:
     )
 
 
+def preformatted(text: str) -> Markup:
+    """Text as it is. A browser drops one line break after the opening tag, so one is put there to be dropped."""
+    return tag("pre", "\n" + text, tabindex="0")
+
+
 def _answer(model: str, record: Mapping, most_characters: int) -> Markup:
     verdict, style = ("\u2713 right", "answer right") if record["correct"] else ("\u2717 wrong", "answer wrong")
-    text = shortened(record["completion"], most_characters)
-    shown = tag("pre", text, tabindex="0") if text.strip() else tag("p", "(empty answer)")
+    if not record.get("finished", True):
+        verdict += ", cut off"
+    text = record["completion"]
+    if text.strip():
+        shown = preformatted(shortened(text, most_characters))
+    else:
+        shown = tag("p", f"({len(text):,} characters, all of them spaces or line breaks)" if text else "(empty answer)")
     return tag("div", [tag("h4", [model, " ", tag("span", verdict)]), shown], class_=style)

@@ -51,9 +51,8 @@ def tick_step(span: float, most: int) -> float:
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
 
-def ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Round values inside [low, high]."""
-    step = tick_step(high - low, most)
+def ticks(low: float, high: float, step: float) -> list[float]:
+    """Multiples of `step` inside [low, high]."""
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]
 

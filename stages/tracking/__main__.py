@@ -127,4 +127,7 @@ def _line(run: Run, indent: str) -> str:
 COMMANDS = {"init": _init, "begin": _begin, "end": _end, "link": _link, "sweep": _sweep, "best": _best, "show": _show}
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # everything is written; tearing the libraries down takes as long as the work

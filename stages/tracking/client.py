@@ -7,6 +7,7 @@ that cannot open its store stops the stage; one that fails later is reported onc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -98,7 +99,8 @@ class StageRun:
         """
         if not folder.is_dir():
             raise ValueError(f"model folder {folder} does not exist; expected an exported folder")
-        reply = self._ask({"op": "model", "folder": str(folder.resolve()), "name": name, "alias": alias, "tags": {key: str(value) for key, value in tags.items()}})
+        texts = {key: str(value) for key, value in tags.items()}
+        reply = self._ask({"op": "model", "folder": str(folder.resolve()), "name": name, "alias": alias, "tags": texts})
         if "error" in reply or not reply:
             error = reply.get("error", "the tracker has stopped")
             raise ValueError(error) if reply.get("input") else TrackerFailed(f"{error}")
@@ -124,10 +126,8 @@ class StageRun:
             self._check_opened()
 
     def _end(self) -> None:
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it ended first
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it ended first
         self._process.stdout.close()
         try:
             self._process.wait(10)

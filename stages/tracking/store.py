@@ -212,7 +212,8 @@ class Store:
             raise ValueError(f"mode={mode!r}, expected 'min' or 'max'")
         where = "tags.kind = 'stage' and attributes.status = 'FINISHED'" + (f" and tags.stage = '{stage}'" if stage else "")
         name = clean_key(metric)
-        measured = [(run, run.data.metrics[name]) for run in self.find(where) if name in run.data.metrics and name not in run.data.tags.get("diverged", "").split(",")]
+        measured = [(run, run.data.metrics[name]) for run in self.find(where) if name in run.data.metrics]
+        measured = [(run, value) for run, value in measured if name not in run.data.tags.get("diverged", "").split(",")]
         measured = [(run, value) for run, value in measured if math.isfinite(value) and abs(value) < OVERFLOW]
         return (min if mode == "min" else max)(measured, key=lambda pair: pair[1], default=None)
 

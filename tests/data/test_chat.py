@@ -71,7 +71,7 @@ def test_ids_equal_the_chat_templates(messages: Messages) -> None:
     assert len(mask) == len(ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(messages_of.filter(lambda messages: messages[-1]["role"] != "assistant"), st.sampled_from([None, True, False]))
 def test_prompts_equal_the_templates_generation_prompt(messages: Messages, enable_thinking: bool | None) -> None:
     """DATA-07, rollout and evaluation paths."""
@@ -79,7 +79,7 @@ def test_prompts_equal_the_templates_generation_prompt(messages: Messages, enabl
     assert encode_prompt(toy_tokenizer(), messages, enable_thinking) == through_template(messages, add_generation_prompt=True, **options)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(messages_of.filter(lambda messages: messages[-1]["role"] != "assistant"), plain | thinking)
 def test_the_prompt_is_the_beginning_of_the_conversation_it_is_answered_with(messages: Messages, answer: str) -> None:
     """DATA-07: what the model is asked to continue is exactly what stood before the supervised tokens in training."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.guard import Guarded
 from infra.server import HOST, Server, ServerError, announce, announced, answers, check_port, free_port, start, withdraw
 
 
@@ -58,7 +56,7 @@ def test_an_announced_server_is_found_while_it_answers_and_its_process_lives(tmp
     assert announced(tmp_path) is None
     server = Server("x", f"http://{HOST}:{health}", "", tmp_path / "log", None)
     announce(tmp_path, server)
-    assert announced(tmp_path) == f"http://{HOST}:{health}/api"
+    assert announced(tmp_path) == f"http://{HOST}:{health}"
     record = tmp_path / ".prefect" / "server.json"
     text = record.read_text()
     record.write_text(text.replace(str(os.getpid()), str(2**22 + 1)))
@@ -83,9 +81,3 @@ def test_a_silent_server_is_an_error_and_can_be_stopped(tmp_path: Path) -> None:
         server.wait_ready(0.3)
     server.stop()
     assert not server.alive()
-
-
-def test_guard_is_what_servers_run_under(tmp_path: Path) -> None:
-    server = start("echo", ["true"], root=tmp_path, port=1, health="/", env=os.environ)
-    assert isinstance(server.guarded, Guarded) and server.guarded.wait(10) == 0
-    assert subprocess.run(["cat", str(server.log)], check=True, capture_output=True).stdout == b""

@@ -13,9 +13,22 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.server import HOST, answers, free_port
+from infra.server import HOST, Server, announce, answers, free_port
 from infra.ui import main
 from tests.conftest import ROOT
+
+# A server that answers every page with 200 and prints its port.
+PAGES = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args): ...
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
 
 
 @pytest.fixture
@@ -58,16 +71,14 @@ def test_both_answer_and_the_death_of_one_ends_the_other(ui, tmp_path: Path) -> 
             break
     assert answers(f"http://{HOST}:{mlflow_port}/health") and answers(f"http://{HOST}:{prefect_port}/api/health")
     assert answers(f"http://{HOST}:{mlflow_port}/") and answers(f"http://{HOST}:{prefect_port}/")
-    assert (tmp_path / ".prefect" / "server.json").exists()
     everything = family(process, 4)
     for part in everything:
         command = " ".join(part.cmdline())
         if "mlflow" in command and "guard.py" not in command:
             part.kill()
     rest = process.stdout.read()
-    assert process.wait(60) == 1 and "mlflow-ui has ended, so the other one is stopped too" in rest
+    assert process.wait(60) == 1 and "mlflow-ui has ended, so nothing is left running" in rest
     assert_gone(everything)
-    assert not (tmp_path / ".prefect" / "server.json").exists()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -78,6 +89,23 @@ def test_a_signal_while_starting_ends_everything(ui, signum: int) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and out.endswith("stopped\n"), out
     assert_gone(everything)
+
+
+@pytest.mark.slow
+def test_the_server_of_a_running_schedule_is_shown_and_not_started_again(ui, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    pages = subprocess.Popen([sys.executable, "-c", PAGES], stdout=subprocess.PIPE, text=True)
+    url = f"http://{HOST}:{int(pages.stdout.readline())}"
+    announce(tmp_path, Server("prefect", url, "", tmp_path / "log", None))
+    process, *_ = ui()
+    shown = [line for line in iter(process.stdout.readline, "Ctrl-C stops MLflow.\n") if line.startswith("Prefect")]
+    assert shown == [f"Prefect  {url} (it belongs to the running schedule)\n"]
+    assert not any("prefect" in " ".join(part.cmdline()) for part in family(process, 2))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    pages.kill()
+    pages.wait()
 
 
 def test_a_taken_port_is_code_2_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

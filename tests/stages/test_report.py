@@ -148,5 +148,5 @@ def test_page_never_scrolls_sideways(tmp_path: Path, deps: dict[str, Path], widt
     quiet = ["no-first-run", "disable-background-networking", "disable-component-update", "disable-sync", "hide-scrollbars"]
     flags = ["headless", "no-sandbox", "disable-gpu", *quiet, "allow-file-access-from-files", f"user-data-dir={tmp_path / 'profile'}"]
     command = [CHROMIUM, *(f"--{flag}" for flag in flags), "--virtual-time-budget=3000", "--dump-dom", probe.as_uri()]
-    dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dumped = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     assert f"<title>{width} of {width}</title>" in dumped

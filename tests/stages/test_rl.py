@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +26,22 @@ from stages.context import Context, Interrupted
 from stages.rollouts import Rollout, prompt_numbers, read_problems
 
 ANSWERS = ["3", "5", "8"]
+VOCAB = 275
 VALUES = dict(
     steps=8, prompts_per_step=8, samples_per_prompt=6, max_new_tokens=12, temperature=1.0, generation_batch=16, advantage="grpo",
     aggregation="token_mean", clip_low=0.2, clip_high=0.28, kl_coef=0.0, kl_estimator="k3", mask_truncated=False,
-    updates_per_rollout=1, micro_batch_rows=16, peak_lr=0.003, warmup_steps=2, weight_decay=0.0, beta1=0.9, beta2=0.95,
+    updates_per_rollout=1, micro_batch_rows=16, peak_lr=0.001, warmup_steps=2, weight_decay=0.0, beta1=0.9, beta2=0.95,
     clip_norm=1.0, precision="fp32", max_logprob_gap=1e-4, eval_every=4, eval_problems=20, checkpoint_every=3,
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small are faster on one thread, and rounding does not depend on how many cores are free."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def config(**changes: object) -> rl.Config:
@@ -38,8 +49,8 @@ def config(**changes: object) -> rl.Config:
 
 
 def question(number: int) -> tuple[str, str]:
-    """The right answer follows from the question's last word; the warm-started model picks one of three at random."""
-    return f"case {number} {'abc'[number % 3]}", ANSWERS[number % 3]
+    """(question, right answer). The warm-started model gives one of ANSWERS at random."""
+    return f"case {number}", "3"
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +59,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("inputs")
     tokenized, source = root / "tokenize", root / "sft"
     texts = [f"{question(n)[0]} user assistant #### {a}" for n in range(40) for a in ANSWERS]
-    save_tokenizer(tokenized / "tokenizer", train_bpe(texts, 280, 2), CHAT_TEMPLATE)
-    save_tokenizer(source / "tokenizer", train_bpe(texts, 280, 2), CHAT_TEMPLATE)
+    save_tokenizer(tokenized / "tokenizer", train_bpe(texts, VOCAB, 2), CHAT_TEMPLATE)
+    save_tokenizer(source / "tokenizer", train_bpe(texts, VOCAB, 2), CHAT_TEMPLATE)
     tokenizer = load_tokenizer(tokenized / "tokenizer")
     columns = {"tokens": "ndarray:uint16", "prompt": "str", "answer": "str", "task": "str", "id": "str"}
     for split, numbers in (("train", range(0, 60)), ("val", range(60, 81))):
@@ -66,7 +77,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def warm_start(tokenizer: object, tokenized: Path) -> Decoder:
     """A tiny decoder fitted to answer every training question with "#### 3", "#### 5" or "#### 8" at random, then to end the turn."""
     shape = DecoderConfig(
-        vocab_size=280, num_layers=2, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, head_dim=16,
+        vocab_size=VOCAB, num_layers=2, hidden_size=32, intermediate_size=64, num_heads=2, num_kv_heads=1, head_dim=16,
         max_seq_len=64, rope_base=10000.0, norm_eps=1e-6, tied_head=True, qk_norm=True, qkv_bias=False,
     )  # fmt: skip
     model = Decoder(shape)
@@ -76,7 +87,7 @@ def warm_start(tokenizer: object, tokenized: Path) -> Decoder:
     answers = [[*map(int, ids), control_ids(tokenizer)[TURN_END]] for ids in plain_encoder(tokenizer).encode([f"#### {a}" for a in ANSWERS])]
     generator = torch.Generator().manual_seed(0)
     width = max(len(p.tokens) for p in problems) + len(answers[0])
-    for _ in range(60):
+    for _ in range(50):
         picks = torch.randint(0, 3, (len(problems),), generator=generator).tolist()
         rows = [p.tokens + answers[pick] for p, pick in zip(problems, picks, strict=True)]
         tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
@@ -110,12 +121,12 @@ def unbroken(inputs, tmp_path_factory) -> tuple[dict[str, float], Context]:
 
 
 def test_it_learns_the_answers(inputs, tmp_path):
-    metrics, ctx = stage(inputs, tmp_path, steps=40, eval_every=20, checkpoint_every=40)
+    metrics, ctx = stage(inputs, tmp_path, steps=16, peak_lr=0.003, eval_every=8, checkpoint_every=16)
     rewards = [values["reward"] for _, values in curve(ctx) if "reward" in values]
     assert sum(rewards[:3]) / 3 < 0.5
-    assert metrics["reward"] > 0.8
-    assert metrics["val_accuracy"] > 0.8
-    assert metrics["val_accuracy_gain"] > 0.3
+    assert metrics["reward"] > 0.7
+    assert metrics["val_accuracy"] > 0.9
+    assert metrics["val_accuracy_gain"] > 0.5
 
 
 def test_output_is_a_model_a_tokenizer_and_a_report(inputs, unbroken):
@@ -144,9 +155,9 @@ def test_curve_has_every_step_once_and_no_timing(unbroken):
 
 def test_loss02_the_rate_counts_updates_and_peaks_at_the_last_warmup_one(inputs, tmp_path, unbroken):
     rates = [values["lr"] for _, values in curve(unbroken[1]) if "lr" in values]
-    assert rates == [0.0015, *[0.003] * 7]
+    assert rates == [0.0005, *[0.001] * 7]
     _, ctx = stage(inputs, tmp_path, steps=2, updates_per_rollout=2, warmup_steps=3)
-    assert [values["lr"] for _, values in curve(ctx) if "lr" in values] == [0.003 * 2 / 3, 0.003]
+    assert [values["lr"] for _, values in curve(ctx) if "lr" in values] == [0.001 * 2 / 3, 0.001]
 
 
 def test_the_same_run_twice_gives_the_same_bytes(inputs, tmp_path, unbroken):

@@ -13,7 +13,7 @@ from data.tasks import TASKS, find_task
 from data.tasks.problem import Problem
 
 PINNED = {
-    "addition": "What is the sum of 34 and 42?",
+    "addition": "What is the sum of 3 and 42?",
     "comparison": "What is the smallest of 75, 89, 13?",
     "sorting": "Sort 32, 75, 89 from largest to smallest.",
     "word_problem_2": "Leo has 19 coins. Leo loses 5 and then breaks 4. How many coins does Leo have now?",
@@ -123,7 +123,7 @@ def test_the_same_wording_never_has_two_keys_or_answers(name: str) -> None:
     assert all(len(found) == 1 for found in by_prompt.values())
 
 
-@pytest.mark.parametrize(("name", "at_least"), [("multiplication", 600), ("sequences", 1000), ("word_problem_1", 1500), ("rg_gcd", 1000), ("addition", 2500)])
+@pytest.mark.parametrize(("name", "at_least"), [("multiplication", 600), ("sequences", 1000), ("word_problem_1", 1500), ("rg_gcd", 1000), ("addition", 1900)])
 def test_there_are_enough_distinct_problems(name: str, at_least: int) -> None:
     assert len({problem.key for problem in sample(name, 5000)}) >= at_least
 

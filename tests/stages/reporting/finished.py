@@ -134,7 +134,15 @@ def write_curves(folders: Mapping[str, Path]) -> None:
     wobble = lambda size: noise.uniform(-size, size)  # noqa: E731  (one line of noise, used nine times)
     write_csv(
         folders["pretrain"] / "curve.csv",
-        [{"step": s, "loss": 2.1 + 6.2 * math.exp(-s / 60) + wobble(0.12), "lr": 0.003, "grad_norm": 0.4 + 3 * math.exp(-s / 30) + abs(wobble(0.2))} for s in range(1, 401)],
+        [
+            {
+                "step": s,
+                "loss": 2.1 + 6.2 * math.exp(-s / 60) + wobble(0.12),
+                "lr": 0.003,
+                "grad_norm": 0.4 + 3 * math.exp(-s / 30) + abs(wobble(0.2)),
+            }
+            for s in range(1, 401)
+        ],
     )
     write_csv(folders["pretrain"] / "val.csv", [{"step": s, "val_bpb": 1.31 + 2.6 * math.exp(-s / 90)} for s in range(50, 401, 50)])
     write_csv(

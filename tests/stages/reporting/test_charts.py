@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.reporting import charts
@@ -51,6 +51,25 @@ def test_line_chart_draws_the_range_of_thinned_points() -> None:
 def test_one_point_is_a_dot_and_equal_values_do_not_divide_by_zero() -> None:
     assert len(of_class(parse(charts.line_chart("t", charts.Axis("x"), charts.Axis("y"), [curve([5.0])], 380, 220)), "dot")) == 1
     assert of_class(parse(charts.line_chart("t", charts.Axis("x"), charts.Axis("y"), [curve([5.0, 5.0])], 380, 220)), "curve")
+
+
+def test_steps_are_never_labelled_between_whole_numbers() -> None:
+    picture = parse(charts.line_chart("t", charts.Axis("update", whole=True), charts.Axis("y"), [curve([1.0, 2.0, 3.0])], 380, 220))
+    base = max(float(child.attrib["y"]) for child in picture.iter("text") if child.attrib["class"] == "tick")
+    labels = [child.text for child in picture.iter("text") if child.attrib["class"] == "tick" and float(child.attrib["y"]) == base]
+    assert labels == ["0", "1", "2"]
+
+
+def test_the_name_of_a_reference_keeps_away_from_the_curve() -> None:
+    for values, anchor in (([9.0, 1.0], "start"), ([1.0, 9.0], "end")):
+        picture = parse(charts.line_chart("t", charts.Axis("x"), charts.Axis("y"), [curve(values)], 380, 220, ("unigram", 0.5)))
+        assert next(child for child in picture.iter("text") if child.text == "unigram").attrib["text-anchor"] == anchor
+
+
+def test_a_narrow_log_axis_still_has_ticks() -> None:
+    dots = [charts.Dot("a", 1.0, 2.1e-7, 2.1e-7, 2.1e-7, "a"), charts.Dot("b", 2.0, 2.7e-7, 2.7e-7, 2.7e-7, "b")]
+    picture = parse(charts.scatter_chart("KL", charts.Axis("MiB"), charts.Axis("KL", log=True), dots, 300, 220))
+    assert len(of_class(picture, "grid")) >= 2
 
 
 def test_a_chart_without_numbers_is_refused() -> None:
@@ -120,6 +139,7 @@ def test_share_track_puts_marks_by_share_and_shape() -> None:
     assert len({child.attrib["class"] for child in picture.iter("circle")}) == 3
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(30.0, 180.0), min_size=1, max_size=4))
 def test_end_labels_never_overlap(places: list[float]) -> None:
     moved = charts._apart(places, 29.0, 30.0, 190.0)

@@ -33,7 +33,7 @@ def test_mlf_03_overflows_are_left_out_and_named() -> None:
     html = curves.chart(LOSS, {"loss": cleaned, "val_loss": [(5, 1.5)]}, 100, None)
     assert "train: 2 overflow and 1 not available of 5 values, first at update 2; left out of the line." in html
     assert "1.797" not in html and "inf" not in html and "nan" not in html.replace("nats", "")
-    assert curves.table_rows(LOSS, {"loss": cleaned}) == [{"step": 1, "loss": 2.0}, {"step": 5, "loss": 1.0}]
+    assert curves.table_rows("loss", cleaned) == [{"step": 1, "loss": 2.0}, {"step": 5, "loss": 1.0}]
 
 
 def test_a_metric_that_was_never_logged_is_said() -> None:
@@ -53,13 +53,9 @@ def test_mlf_03_a_baseline_that_overflowed_is_not_drawn() -> None:
     assert "reference" in curves.chart(LOSS, {"loss": [(1, 2.0)]}, 100, ("unigram", 3.0))
 
 
-def test_rows_join_metrics_of_one_step() -> None:
-    rows = curves.table_rows(LOSS, {"loss": [(1, 2.0), (2, 1.0)], "val_loss": [(2, 1.5)]})
-    assert rows == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0, "val_loss": 1.5}]
-
-
-def test_plot_files_have_distinct_names() -> None:
-    assert len({spec.file for spec in curves.SPECS}) == len(curves.SPECS)
+def test_no_metric_is_charted_twice() -> None:
+    charted = [(spec.stage, metric) for spec in curves.SPECS for metric, _ in spec.metrics]
+    assert len(set(charted)) == len(charted)
 
 
 @pytest.mark.parametrize("most", [2, 7])

@@ -73,6 +73,7 @@ def test_parameters_come_from_the_manifests_with_dotted_names(tmp_path: Path) ->
     assert lineage.Parameter("pretrain.model.num_layers", ("2",)) in found["pretrain"]
     assert lineage.Parameter("rl.clip", ("[0.2, 0.28]",)) in found["rl"]
     assert lineage.Parameter("shared.profile", ("toy",)) in found["shared"]
+    assert list(found) == ["shared", "pretrain", "sft", "rl"]
 
 
 def test_outputs_made_with_different_values_are_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.reporting import markup
@@ -26,6 +26,7 @@ class Collector(HTMLParser):
         self.text += data
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_comes_back_as_text_inside_its_element(text: str) -> None:
     page = Collector()
@@ -35,6 +36,7 @@ def test_any_text_comes_back_as_text_inside_its_element(text: str) -> None:
     assert page.text == markup.visible(text)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(codec=None)))
 def test_every_text_can_be_written_as_utf8(text: str) -> None:
     markup.escape(text).encode("utf-8")

@@ -37,9 +37,21 @@ def test_a_models_text_is_shown_and_cannot_act() -> None:
 
 def test_every_model_is_beside_the_others_with_its_verdict_in_words() -> None:
     html = samples.section(
-        {"base": evaluation("base", correct=False, completion=" "), "rl": evaluation("rl")}, samples.choose(RECORDS, 1, 0), 500
+        {"base": evaluation("base", correct=False, completion=""), "rl": evaluation("rl")}, samples.choose(RECORDS, 1, 0), 500
     ).body
     assert html.index("base") < html.index("\u2717 wrong") < html.index("(empty answer)") < html.index("rl") < html.index("\u2713 right")
+
+
+def test_blank_and_unfinished_answers_are_said_to_be_so() -> None:
+    html = samples.section(
+        {"rl": evaluation("rl", completion="\n" * 16, finished=False, correct=False)}, samples.choose(RECORDS, 1, 0), 500
+    ).body
+    assert "(16 characters, all of them spaces or line breaks)" in html and "\u2717 wrong, cut off" in html
+
+
+def test_leading_line_breaks_survive_the_browser() -> None:
+    html = samples.section({"rl": evaluation("rl", completion="\n2")}, samples.choose(RECORDS, 1, 0), 500).body
+    assert '<pre tabindex="0">\n\n2</pre>' in html  # the first one is dropped by HTML's rule for pre
 
 
 def test_a_long_answer_is_cut_and_says_so() -> None:

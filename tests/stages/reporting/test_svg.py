@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.reporting import svg
@@ -22,6 +22,7 @@ def test_path_by_hand() -> None:
     assert svg.path([(0, 1), (2.5, 3)], "curve", closed=True) == '<path d="M0 1 L2.5 3Z" class="curve"/>'
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_label_gives_well_formed_xml(label: str) -> None:
     picture = ElementTree.fromstring(svg.drawing(10, 20, label, [svg.text(1, 2, label, "name"), svg.circle(1, 2, 3, "dot", label)]))

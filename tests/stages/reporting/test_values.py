@@ -6,7 +6,7 @@ import math
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.reporting import values
@@ -31,6 +31,7 @@ def test_mlf_03_negative_infinity_keeps_its_sign(raw: object) -> None:
     assert values.number(raw) == -math.inf
 
 
+@settings(deadline=None)
 @given(st.floats(min_value=-1e12, max_value=1e12))
 def test_a_measurement_survives_reading(value: float) -> None:
     assert values.number(repr(value)) == value == values.number(value)

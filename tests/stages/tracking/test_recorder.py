@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from stages.tracking import recorder as module
 from stages.tracking.processes import Owner
-from stages.tracking.recorder import Lines, Recorder, handle, open_run, parse_nonfinite
+from stages.tracking.recorder import Lines, handle, open_run, parse_nonfinite
 from stages.tracking.store import PARENT_TAG, Store
 
 DEAD = Owner(Owner.of().host, 2**22 + 1, 1.0)
@@ -177,7 +176,3 @@ def test_half_a_line_waits_for_its_rest_and_is_dropped_at_the_end() -> None:
     os.close(write)
     assert lines.wait(1) == [] and lines.ended
     os.close(read)
-
-
-def test_recorder_is_what_the_module_offers() -> None:
-    assert module.Recorder is Recorder

@@ -23,8 +23,9 @@ from models.optimizers.schedules import wsd
 from models.precision import apply_precision
 from stages.config import Section, StageError
 from stages.context import Context
+from stages.device import pick_device
 from stages.runner import main
-from stages.training import LoopSettings, micro_batches, rows_per_step, steps_for, sum_nats, train
+from stages.training import LoopSettings, rows_per_step, steps_for, sum_nats, train
 
 SAMPLE_PROMPTS = ("def ", "Return the ", "What is ")
 
@@ -97,6 +98,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
         raise StageError(f"warmup_steps={cfg.warmup_steps} and decay_fraction={cfg.decay_fraction} exceed the {steps} steps of total_tokens={cfg.total_tokens}")
     model = Decoder(decoder_config(cfg, len(tokenizer)))
     init_weights(model, ctx.seed)
+    model.to(pick_device())
     apply_precision(model, cfg.precision)
     optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
     for split in ("train", "val"):
@@ -107,19 +109,20 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
 
     def evaluate(step: int) -> dict[str, float]:
         rows = rows_of[None if step == steps else cfg.eval_rows]
-        nats, _ = sum_nats(model, micro_batches(rows.batch, cfg.micro_batch_rows))
+        nats, _ = sum_nats(model, rows.batch, cfg.micro_batch_rows)
         return {"val_bpb": bits_per_byte(nats, rows.num_bytes)}
 
     ctx.begin(steps, cfg.tokens_per_step)
-    ctx.note(f"{accounting.num_params(model.config):,} parameters, {steps} steps of {cfg.tokens_per_step:,} tokens, precision {cfg.precision}, cpu")
+    ctx.note(f"{accounting.num_params(model.config):,} parameters, {steps} steps of {cfg.tokens_per_step:,} tokens, precision {cfg.precision}, {pick_device()}")
     skipped = train(ctx, model, optim, stream, LoopSettings(
         total_steps=steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
         eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
+    final = evaluate(steps)
     ctx.note(f"packing: {stream.report()}")
-    checkpoint.save_model(ctx.out / "model", model, {"stage": "pretrain", "config": cfg.model_dump()})
+    checkpoint.save_model(ctx.out / "model", model.cpu(), {"stage": "pretrain", "config": cfg.model_dump()})
     shutil.copytree(tokenize / "tokenizer", ctx.out / "tokenizer")
     write_samples(ctx, model, tokenizer, cfg.sample_tokens)
-    return {**evaluate(steps), "parameters": accounting.num_params(model.config), "tokens": steps * cfg.tokens_per_step,
+    return {**final, "parameters": accounting.num_params(model.config), "tokens": steps * cfg.tokens_per_step,
             "steps": steps, "skipped_updates": skipped}
 
 

@@ -24,8 +24,9 @@ from models.precision import apply_precision
 from stages.atomic import write_json
 from stages.config import Section, StageError
 from stages.context import Context
+from stages.device import pick_device
 from stages.runner import main
-from stages.training import LoopSettings, micro_batches, rows_per_step, sum_nats, train
+from stages.training import LoopSettings, rows_per_step, sum_nats, train
 
 MERGE_TOLERANCE = 1e-4  # largest allowed logit difference between adapter and merged model, fp32
 
@@ -72,11 +73,12 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     if cfg.seq_len > model.config.max_seq_len:
         raise StageError(f"sft.seq_len={cfg.seq_len} exceeds the base model's context of {model.config.max_seq_len}; "
                          "lower it or pretrain with a longer seq_len")
+    model.to(pick_device())
     apply_precision(model, cfg.precision)
     if cfg.method == "lora":
         add_lora(model, rank=cfg.lora.rank, alpha=cfg.lora.alpha, targets=tuple(cfg.lora.targets), seed=ctx.seed)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), precision {cfg.precision}, cpu")
+    ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), precision {cfg.precision}, {pick_device()}")
     optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
     chats = ctx.dep("tokenize") / "chat"
     for split in ("train", "val"):
@@ -86,7 +88,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     val = eval_rows(open_mds(chats / "val"), cfg.seq_len, max_rows=None)
 
     def evaluate(step: int) -> dict[str, float]:
-        nats, targets = sum_nats(model, micro_batches(val.batch, cfg.micro_batch_rows))
+        nats, targets = sum_nats(model, val.batch, cfg.micro_batch_rows)
         return {"val_loss": nats / max(targets, 1)}
 
     ctx.begin(cfg.steps, cfg.tokens_per_step)
@@ -95,6 +97,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
         eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, cfg.steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
     ctx.note(f"packing: {stream.report()}")
     metrics = {**evaluate(cfg.steps), "trained_parameters": trained, "steps": cfg.steps, "skipped_updates": skipped}
+    model.cpu()
     if cfg.method == "lora":
         metrics["merge_max_logit_difference"] = merge_checked(ctx, model, val.batch.tokens_BT[:4])
     checkpoint.save_model(ctx.out / "model", model, {"stage": "sft", "config": cfg.model_dump()})

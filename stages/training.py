@@ -84,8 +84,10 @@ def train(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: 
 
 def backward(model: nn.Module, batch: PackedBatch, micro_batch_rows: int) -> tuple[float, int]:
     """Fill .grad with the gradient of the batch's mean target loss. Returns (summed loss in nats, number of targets)."""
+    device = next(model.parameters()).device
+
     def losses() -> Iterator[Callable[[], tuple[Tensor, int]]]:
-        for rows in micro_batches(batch, micro_batch_rows):
+        for rows in micro_batches(batch, micro_batch_rows, device):
             yield lambda rows=rows: cross_entropy_sum(model(rows.tokens_BT, rows.positions_BT, rows.segments_BT), rows.targets_BT)
 
     return accumulate_gradients(losses(), int((batch.targets_BT != -100).sum()))
@@ -101,20 +103,21 @@ class MicroBatch:
     segments_BT: Tensor
 
 
-def micro_batches(batch: PackedBatch, rows: int) -> Iterator[MicroBatch]:
-    """Cut a packed batch into groups of at most `rows` rows."""
+def micro_batches(batch: PackedBatch, rows: int, device: torch.device) -> Iterator[MicroBatch]:
+    """Cut a packed batch into groups of at most `rows` rows, as tensors on `device`."""
     if rows < 1:
         raise StageError(f"micro_batch_rows={rows} must be at least 1")
     for start in range(0, batch.tokens_BT.shape[0], rows):
         part = slice(start, start + rows)
-        yield MicroBatch(*(torch.from_numpy(np.ascontiguousarray(a[part])) for a in (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.segments_BT)))
+        arrays = (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.segments_BT)
+        yield MicroBatch(*(torch.from_numpy(np.ascontiguousarray(array[part])).to(device) for array in arrays))
 
 
 @torch.inference_mode()
-def sum_nats(model: nn.Module, rows: Iterator[MicroBatch]) -> tuple[float, int]:
+def sum_nats(model: nn.Module, batch: PackedBatch, rows_per_forward: int) -> tuple[float, int]:
     """Summed loss in nats (accumulated in fp64) and target count over evaluation rows."""
     total, count = 0.0, 0
-    for micro in rows:
+    for micro in micro_batches(batch, rows_per_forward, next(model.parameters()).device):
         loss_sum, targets = cross_entropy_sum(model(micro.tokens_BT, micro.positions_BT, micro.segments_BT), micro.targets_BT)
         total += float(loss_sum)
         count += int(targets)

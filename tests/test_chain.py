@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,10 +32,13 @@ class Clone:
         for command in (["git", "init", "-q"], ["git", "add", "-A"], ["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "start"]):
             self.run(*command)
 
-    def run(self, *command: str, expect: int = 0) -> str:
+    def env(self) -> dict[str, str]:
         drop = ("DVC_ROOT", "DVC_STAGE", "DVC_EXP_NAME", "MLFLOW_TRACKING_URI", "HEADRACE_PIPELINE_RUN", "PREFECT_HOME")
-        env = {k: v for k, v in os.environ.items() if k not in drop} | {"DVC_NO_ANALYTICS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        done = subprocess.run(list(command), cwd=self.folder, env=env, capture_output=True, text=True, timeout=900, check=False)
+        kept = {k: v for k, v in os.environ.items() if k not in drop}
+        return kept | {"DVC_NO_ANALYTICS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run(self, *command: str, expect: int = 0) -> str:
+        done = subprocess.run(list(command), cwd=self.folder, env=self.env(), capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == expect, f"{command} exited {done.returncode}:\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
         return done.stdout + done.stderr
 
@@ -91,3 +97,56 @@ def test_experiment_reruns_only_what_depends_on_the_change(clone: Clone) -> None
     assert clone.ran(output) == STAGES_AFTER_RL
     assert "other-rate" in clone.run("dvc", "exp", "show", "--no-pager")
     assert "rl.peak_lr" in clone.run("dvc", "params", "diff")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stage", ["prepare", "pretrain", "sft", "rl"])
+def test_kill_9_at_random_moments_then_rerun_gives_the_same_bytes(clone: Clone, stage: str) -> None:
+    """Acceptance 2, CKPT-01, CKPT-05: the manifest holds the hash of every file, weights included."""
+    clone.run("python", "-m", "stages.params", "--profile", "smoke")
+    clone.run("dvc", "repro", stage)
+    manifest = clone.folder / "data/out" / stage / "manifest.json"
+    unbroken = manifest.read_bytes()
+    clone.run("dvc", "commit", "-f", stage)  # dvc.lock is newer than the finished run, so the next one starts from nothing
+    rng = random.Random(f"{stage} drill")
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-m", f"stages.{stage}"], cwd=clone.folder, env=clone.env(), stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        for _ in range(3 + rng.randrange(6)):  # the kill falls somewhere after the stage has said this much
+            if not process.stdout.readline():
+                break
+        time.sleep(rng.random() * 0.5)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        assert not manifest.is_file() or manifest.read_bytes() == unbroken, "a half-written output was taken for complete"
+    output = clone.run("python", "-m", f"stages.{stage}")
+    assert manifest.read_bytes() == unbroken, output[-2000:]
+
+
+LOCAL = "prepare.mixture={mine: {recipe: local, weight: 1.0, options: {paths: [data/raw/FILE], format: auto, field: text, documents: file}}}"
+WRONG = {
+    "missing file": ("prepare", [LOCAL.replace("FILE", "absent.jsonl")], None, "absent.jsonl"),
+    "bad JSON line in the middle": ("prepare", [LOCAL.replace("FILE", "bad.jsonl")], ("bad.jsonl", '{"text": "a"}\n{"text": \n{"text": "c"}\n'), "line 2"),
+    "empty corpus": ("prepare", [LOCAL.replace("FILE", "empty.jsonl")], ("empty.jsonl", '{"text": ""}\n{"text": "  "}\n'), "empty.jsonl"),
+    "unknown param": ("pretrain", ["+pretrain.learning_rate=0.1"], None, "pretrain.learning_rate: unknown parameter"),
+    "wrong type": ("pretrain", ["pretrain.peak_lr=fast"], None, "pretrain.peak_lr: got 'fast' (str)"),
+    "negative steps": ("sft", ["sft.steps=-5"], None, "sft.steps: got -5 (int), expected: Input should be greater than or equal to 1"),
+    "corpus smaller than one batch": ("pretrain", ["pretrain.tokens_per_step=1280000", "pretrain.total_tokens=2560000", "pretrain.warmup_steps=0"], None,
+                                      "do not fill one batch"),
+    "vocabulary larger than the corpus supports": ("tokenize", ["tokenize.vocab_size=60000"], None, "60,000"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("stage", "overrides", "file", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_input_is_a_clear_message_and_exit_code_2(clone: Clone, stage: str, overrides: list[str], file: tuple[str, str] | None, message: str) -> None:
+    if file:
+        (clone.folder / "data/raw" / file[0]).write_text(file[1])
+    clone.run("python", "-m", "stages.params", "--profile", "smoke", *[part for override in overrides for part in ("--set", override)])
+    output = clone.run("python", "-m", f"stages.{stage}", expect=2)
+    assert message in output, output[-3000:]
+    assert "Traceback" not in output, output[-3000:]

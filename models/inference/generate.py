@@ -24,6 +24,9 @@ from models.layers.kv_cache import KVCache
 from models.layers.rope import rope_tables
 from models.precision import hold_weights
 
+PREFILL_TOKENS = 1024
+"""Prompts go through the model in parts of this many padded tokens: little padding, and activations that stay in cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -123,28 +126,45 @@ def _prefill(
     """Run every prompt of the batch once; returns each row's next-token logits (B, V) and the cache replicated to the rows."""
     device = model.head_weight.device
     unique = list(dict.fromkeys(p for p, _ in rows))
-    lengths_P = torch.tensor([len(prompts[p]) for p in unique])
-    tokens_PT = torch.zeros(len(unique), int(lengths_P.max()), dtype=torch.int64)
-    for i, p in enumerate(unique):
-        tokens_PT[i, : len(prompts[p])] = torch.tensor(prompts[p])
+    lengths = [len(prompts[p]) for p in unique]
     # The last token generated is never fed back, so it needs no slot.
-    slots = tokens_PT.shape[1] + max_new_tokens - 1
-    cache = KVCache(model.config, len(unique), slots, model.head_weight.dtype, device)
-    positions_PT = torch.arange(tokens_PT.shape[1], device=device).expand(len(unique), -1)
-    hidden_PTH = _decode_hidden(model, tokens_PT.to(device), positions_PT, cache)
-    lengths_P = lengths_P.to(device)
-    cache.set_lengths(lengths_P)
-    logits_PV = model.head(hidden_PTH[torch.arange(len(unique), device=device), lengths_P - 1])
+    cache = KVCache(model.config, len(unique), max(lengths) + max_new_tokens - 1, model.head_weight.dtype, device)
+    last_PH = []
+    for part in _prefill_parts(lengths):
+        width = max(lengths[i] for i in part)
+        tokens_PT = torch.tensor([[*prompts[unique[i]], *[0] * (width - lengths[i])] for i in part], device=device)
+        positions_PT = torch.arange(width, device=device).expand(len(part), -1)
+        hidden_PTH = _decode_hidden(model, tokens_PT, positions_PT, cache, torch.tensor(part, device=device))
+        ends_P = torch.tensor([lengths[i] - 1 for i in part], device=device)
+        last_PH.append(hidden_PTH[torch.arange(len(part), device=device), ends_P])
+    cache.set_lengths(lengths)
+    logits_PV = model.head(torch.cat(last_PH))
     place = {p: i for i, p in enumerate(unique)}
     prompt_of_row_B = torch.tensor([place[p] for p, _ in rows], device=device)
     cache.keep(prompt_of_row_B)
     return logits_PV[prompt_of_row_B], cache
 
 
-def _decode_hidden(model: Decoder, tokens_BT: Tensor, positions_BT: Tensor, cache: KVCache) -> Tensor:
-    """`Decoder.decode` without its head: final-norm output (B, T, H)."""
+def _prefill_parts(lengths: Sequence[int]) -> list[list[int]]:
+    """Consecutive prompts in parts of at most PREFILL_TOKENS padded tokens, or of one prompt."""
+    parts: list[list[int]] = []
+    longest = 0
+    for i, length in enumerate(lengths):
+        longest = max(longest, length)
+        if parts and (len(parts[-1]) + 1) * longest <= PREFILL_TOKENS:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+            longest = length
+    return parts
+
+
+def _decode_hidden(
+    model: Decoder, tokens_BT: Tensor, positions_BT: Tensor, cache: KVCache, rows: Tensor | None = None
+) -> Tensor:
+    """`Decoder.decode` without its head, which a prompt needs at its last position only: final-norm output (B, T, H)."""
     x_BTH = model.model.embed_tokens(tokens_BT)
-    plan = cache.plan(positions_BT, None, x_BTH.dtype)
+    plan = cache.plan(positions_BT, rows, x_BTH.dtype)
     tables = rope_tables(positions_BT, model.config.head_dim, model.config.rope_base)
     for layer, block in enumerate(model.model.layers):
         x_BTH = block.decode(x_BTH, tables, cache, layer, plan)

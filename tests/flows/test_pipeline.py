@@ -54,9 +54,10 @@ def parent_run(project: Project):
 
 def family_when_waiting(project: Project, process: subprocess.Popen) -> list[psutil.Process]:
     """Every process of the pipeline, once stage `late` waits beside its child and grandchild."""
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 300
     while not (project.root / "counts/pids").exists():
-        assert process.poll() is None and time.monotonic() < limit, process.stdout.read()
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < limit, "stage 'late' did not start"
         time.sleep(0.1)
     found = psutil.Process(process.pid).children(recursive=True)
     numbers = {int(word) for word in (project.root / "counts/pids").read_text().split()}
@@ -151,8 +152,14 @@ def test_5_nothing_runs_again_but_a_vanished_output_comes_back(project: Project,
     assert artifact["key"] == "headrace-results" and "| a | the first | up to date | val_loss 0.5 |" in artifact["data"]
 
 
-def test_wrong_options_are_code_2_before_anything_runs(project: Project, launch) -> None:
+def test_wrong_options_are_code_2_before_anything_runs(project: Project, launch, api_url: str) -> None:
     for words, text in ((("--targets", "nothing"), "no stage 'nothing'; expected one of a"), (("--concurrency", "0"), "expected a number above 0")):
-        run = launch("pipeline", *words, PREFECT_API_URL="http://127.0.0.1:1/api")
+        run = launch("pipeline", *words, PREFECT_API_URL=api_url)
         out, _ = run.communicate(timeout=120)
         assert run.returncode == 2 and text in out
+
+
+def test_a_server_that_does_not_answer_is_named_before_anything_runs(project: Project, launch) -> None:
+    run = launch("pipeline", PREFECT_API_URL="http://127.0.0.1:1/api")
+    out, _ = run.communicate(timeout=120)
+    assert run.returncode == 1 and "no Prefect server answers at PREFECT_API_URL=http://127.0.0.1:1/api" in out

@@ -1,0 +1,128 @@
+"""The shared loop: batch cutting, guarded updates, exact resume, stopping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.packing import PackedBatch, PackedStream
+from models.architectures.decoder import Decoder, DecoderConfig, init_weights
+from models.optimizers.adamw import adamw
+from models.optimizers.schedules import wsd
+from stages.config import StageError
+from stages.context import Context, Interrupted
+from stages.training import LoopSettings, backward, rows_per_step, steps_for, train
+
+SHAPE = DecoderConfig(vocab_size=32, num_layers=2, hidden_size=16, intermediate_size=32, num_heads=2, num_kv_heads=1, head_dim=8, max_seq_len=16,
+                      rope_base=1e4, norm_eps=1e-6, tied_head=True, qk_norm=True, qkv_bias=False)
+
+
+def documents(count: int = 60) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [{"tokens": rng.integers(1, 32, rng.integers(3, 20))} for _ in range(count)]
+
+
+def make(lr: float = 0.01) -> tuple[Decoder, torch.optim.Optimizer, PackedStream]:
+    model = Decoder(SHAPE)
+    init_weights(model, 0)
+    return model, adamw(model, lr=lr, betas=(0.9, 0.95), weight_decay=0.1), PackedStream(documents(), 16, 4, 0, "sequential")
+
+
+def settings(steps: int, micro: int = 4) -> LoopSettings:
+    return LoopSettings(total_steps=steps, micro_batch_rows=micro, peak_lr=0.01, lr_multiplier=lambda step: wsd(step, steps, 3, 0.3), clip_norm=1.0,
+                        checkpoint_every=4, eval_every=5)
+
+
+def weights(model: Decoder) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_loss_01_04_gradients_do_not_depend_on_how_the_batch_is_cut() -> None:
+    batch = make()[2].next()
+    grads, losses = [], []
+    for micro in (4, 2, 1, 3):
+        model = make()[0]
+        losses.append(backward(model, batch, micro))
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert all(count == batch.num_targets for _, count in losses)
+    for loss, _ in losses[1:]:
+        assert loss == pytest.approx(losses[0][0], rel=1e-6)
+    for grad in grads[1:]:
+        torch.testing.assert_close(grad, grads[0], atol=1e-6, rtol=1e-5)
+
+
+def test_data_06_packed_loss_is_the_sum_over_the_documents_alone() -> None:
+    first, second = np.array([3, 4, 5]), np.array([7, 8, 9, 10, 11])
+    model = make()[0]
+
+    def alone(tokens: np.ndarray) -> float:
+        row = tokens[None].astype(np.int64)
+        targets = np.concatenate([row[:, 1:], [[-100]]], axis=1)
+        return backward(model, PackedBatch(row, targets, np.arange(len(tokens))[None], np.zeros_like(row)), 1)[0]
+
+    packed = PackedBatch(np.concatenate([first, second])[None], np.array([[4, 5, -100, 8, 9, 10, 11, -100]]), np.array([[0, 1, 2, 0, 1, 2, 3, 4]]),
+                         np.array([[0, 0, 0, 1, 1, 1, 1, 1]]))
+    assert backward(model, packed, 1)[0] == pytest.approx(alone(first) + alone(second), rel=1e-6)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 7, 11])
+def test_ckpt_05_06_07_stopped_and_resumed_equals_unbroken(tmp_path: Path, stop_at: int) -> None:
+    model, optim, stream = make()
+    unbroken = Context.for_test(tmp_path / "a", "pretrain", {})
+    train(unbroken, model, optim, stream, settings(12), lambda step: {"val_x": float(step)})
+    unbroken.write_curves()
+
+    broken = Context.for_test(tmp_path / "b", "pretrain", {})
+    broken.stop_requested = lambda: len(broken._points) >= stop_at
+    with pytest.raises(Interrupted, match="checkpoint saved at step"):
+        train(broken, *make(), settings(12), lambda step: {"val_x": float(step)})
+    resumed = Context.for_test(tmp_path / "b", "pretrain", {})
+    again, optim, stream = make()
+    train(resumed, again, optim, stream, settings(12), lambda step: {"val_x": float(step)})
+    resumed.write_curves()
+    assert torch.equal(weights(again), weights(model))
+    for name in ("curve.csv", "val.csv"):
+        assert (tmp_path / "b/out" / name).read_bytes() == (tmp_path / "a/out" / name).read_bytes()
+
+
+def test_ckpt_02_damaged_newest_checkpoint_falls_back_and_still_agrees(tmp_path: Path) -> None:
+    model, optim, stream = make()
+    train(Context.for_test(tmp_path / "a", "pretrain", {}), model, optim, stream, settings(12), lambda step: {})
+    broken = Context.for_test(tmp_path / "b", "pretrain", {})
+    broken.stop_requested = lambda: len(broken._points) >= 9
+    with pytest.raises(Interrupted):
+        train(broken, *make(), settings(12), lambda step: {})
+    newest = sorted((tmp_path / "b/work/state").glob("step-*/state.safetensors"))[-1]
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    notes: list[str] = []
+    resumed = Context.for_test(tmp_path / "b", "pretrain", {})
+    resumed.note = notes.append
+    again, optim, stream = make()
+    train(resumed, again, optim, stream, settings(12), lambda step: {})
+    assert any("step-00000008 is damaged" in note for note in notes) and "resumed at step 4" in notes, notes
+    assert torch.equal(weights(again), weights(model))
+
+
+def test_fp8_05_non_finite_gradients_are_skipped_counted_and_stop_the_run(tmp_path: Path) -> None:
+    model, optim, stream = make()
+    before = weights(model)
+    poisoned = model.model.layers[0].mlp.down_proj.weight
+    poisoned.register_hook(lambda grad: torch.full_like(grad, float("nan")))
+    ctx = Context.for_test(tmp_path, "pretrain", {})
+    with pytest.raises(RuntimeError, match="not finite for 3 updates in a row .step 3.*Lower peak_lr"):
+        train(ctx, model, optim, stream, settings(12), lambda step: {})
+    assert torch.equal(weights(model), before)
+    assert [values["skipped"] for _, values in ctx._points] == [1, 2, 3]
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    assert (steps_for(100, 40), rows_per_step(64, 16)) == (2, 4)
+    with pytest.raises(StageError, match="less than one step of 40 tokens"):
+        steps_for(39, 40)
+    with pytest.raises(StageError, match="multiple of seq_len=16; nearest above: 80"):
+        rows_per_step(65, 16)

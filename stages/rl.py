@@ -289,7 +289,8 @@ def count(counters: Counters, rollout: Rollout) -> None:
 def report(cfg: Config, ctx: Context, counters: Counters, facts: dict[str, object]) -> dict[str, float]:
     """Write report.json; returns the stage's final metrics."""
     metrics = {
-        "val_accuracy": counters.val_accuracy, "val_accuracy_gain": counters.val_accuracy - counters.first_val_accuracy, "reward": sum(counters.last_rewards) / len(counters.last_rewards),
+        "val_accuracy": counters.val_accuracy, "val_accuracy_gain": counters.val_accuracy - counters.first_val_accuracy,
+        "reward": sum(counters.last_rewards) / len(counters.last_rewards),
         "steps": cfg.steps, "skipped_updates": counters.skipped_updates, "steps_without_signal": counters.steps_without_signal,
         "truncated_fraction": counters.truncated / counters.completions,
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,3 +151,19 @@ def test_wrong_input_is_a_clear_message_and_exit_code_2(clone: Clone, stage: str
     output = clone.run("python", "-m", f"stages.{stage}", expect=2)
     assert message in output, output[-3000:]
     assert "Traceback" not in output, output[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_real_public_text_end_to_end(clone: Clone, shared_data: Path) -> None:
+    """The `local` recipe over plays (text, by paragraph) and web pages (JSONL), every stage after it."""
+    for name in ("text/tinyshakespeare.txt", "web/c4_demo.jsonl"):
+        shutil.copy(shared_data / name, clone.folder / "data/raw")
+    plays = "{recipe: local, weight: 1.0, options: {paths: [data/raw/tinyshakespeare.txt], format: auto, field: null, documents: paragraph}}"
+    pages = "{recipe: local, weight: 1.0, options: {paths: [data/raw/c4_demo.jsonl], format: auto, field: text, documents: file}}"
+    clone.run("python", "-m", "stages.params", "--profile", "smoke", "--set", "~prepare.mixture.code", "--set", "~prepare.mixture.docs",
+              "--set", f"+prepare.mixture.plays={plays}", "--set", f"+prepare.mixture.pages={pages}")
+    clone.run("dvc", "--wait-for-lock", "repro")
+    report = json.loads((clone.folder / "data/out/prepare/report.json").read_text())
+    assert {"plays", "pages", "problems"} <= set(report["text"]["sources"])
+    assert json.loads((clone.folder / "metrics/report.json").read_text())["problems"] > 0

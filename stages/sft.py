@@ -114,7 +114,8 @@ def merge_checked(ctx: Context, model: Decoder, tokens_BT: object) -> float:
     report = merge_lora(model)
     with torch.inference_mode():
         difference = float((model(tokens) - before).abs().max())
-    write_json(ctx.out / "merge.json", {"tensors": list(report.merged), "trained_in_full": list(report.trained_in_full), "max_logit_difference": difference})
+    write_json(ctx.out / "merge.json", {"tensors": list(report.merged), "trained_in_full": list(report.trained_in_full), "unchanged": list(report.unchanged),
+                                       "max_logit_difference": difference})
     if difference > MERGE_TOLERANCE:
         raise RuntimeError(f"merged model differs from the adapter by {difference:.2e} in a logit, allowed {MERGE_TOLERANCE:.0e}; nothing was published")
     return difference

@@ -167,3 +167,31 @@ def test_real_public_text_end_to_end(clone: Clone, shared_data: Path) -> None:
     report = json.loads((clone.folder / "data/out/prepare/report.json").read_text())
     assert {"plays", "pages", "problems"} <= set(report["text"]["sources"])
     assert json.loads((clone.folder / "metrics/report.json").read_text())["problems"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_queued_experiments_run(clone: Clone) -> None:
+    clone.run("dvc", "exp", "run", "--queue", "-S", "profile=smoke", "-S", "rl.peak_lr=2e-4,4e-4")
+    clone.run("dvc", "queue", "start", "-j", "1")
+    deadline = time.monotonic() + 900
+    while time.monotonic() < deadline:
+        status = clone.run("dvc", "queue", "status")
+        assert "Failed" not in status, status + clone.run("dvc", "queue", "logs", status.split("Failed")[0].split()[-2])
+        if status.count("Success") == 2:
+            break
+        time.sleep(3)
+    assert status.count("Success") == 2, status
+    shown = clone.run("dvc", "exp", "show", "--no-pager")
+    assert "0.0002" in shown and "0.0004" in shown
+    clone.run("dvc", "queue", "stop", "--kill")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_flow_over_a_finished_chain_runs_nothing_and_prints_the_table(clone: Clone) -> None:
+    clone.run("python", "-m", "stages.params", "--profile", "smoke")
+    clone.run("dvc", "repro")
+    output = clone.run("python", "-m", "flows.pipeline", "--profile", "smoke")
+    assert clone.ran(output) == set()
+    assert "evaluate@int8" in output and "make ui" in output

@@ -57,7 +57,9 @@ def _servers(root: Path, mlflow_port: int, prefect_port: int, scheduled: str | N
     with contextlib.ExitStack() as stack:
         say("starting (the first start makes the databases) ...")
         servers = []
-        if scheduled is None:
+        if scheduled:
+            say(f"Prefect  {scheduled} (it belongs to the running schedule)")
+        else:
             servers.append(start_prefect(root, prefect_port, full=True))
             stack.callback(servers[-1].stop)
         make_store = [sys.executable, "-m", "stages.tracking", "init"]
@@ -69,8 +71,9 @@ def _servers(root: Path, mlflow_port: int, prefect_port: int, scheduled: str | N
         servers.append(mlflow)
         for server in servers:
             server.wait_ready()
+        if not scheduled:
+            say(f"Prefect  {servers[0].url}")
         say(f"MLflow   {mlflow.url}")
-        say(f"Prefect  {scheduled} (it belongs to the running schedule)" if scheduled else f"Prefect  {servers[0].url}")
         say("Ctrl-C stops " + ("MLflow." if scheduled else "both."))
         yield servers
 

@@ -23,7 +23,7 @@ def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(home))
         server = start_prefect(home, free_port(), full=True)
-    server.wait_ready()
+    server.wait_ready(900)
     yield f"{server.url}/api"
     server.stop()
 

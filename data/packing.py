@@ -135,6 +135,20 @@ def eval_rows(dataset: Dataset, seq_len: int, max_rows: int | None = None) -> Ev
     return EvalRows(_assemble(pieces, rows.count, seq_len), num_bytes, len(dataset))
 
 
+class Shuffled:
+    """The documents of a dataset in an order that depends on the seed alone, so that the first few stand for all."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self._dataset = dataset
+        self._order = np.random.default_rng(seed).permutation(len(dataset))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> Mapping[str, object]:
+        return self._dataset[int(self._order[index])]
+
+
 class _Windows:
     """Documents cut into windows of at most seq_len tokens, each an item of its own, so that one long document cannot fill whole batches."""
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from data.packing import PackedStream, eval_rows
+from data.packing import PackedStream, Shuffled, eval_rows
 from data.shards import open_mds, verify_mds
 from data.tokenizer import ChatTokenizer, load_tokenizer
 from models import accounting, checkpoint
@@ -104,7 +104,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     for split in ("train", "val"):
         verify_mds(tokenize / "text" / split)
     stream = PackedStream(open_mds(tokenize / "text" / "train"), seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy="sequential")
-    val = open_mds(tokenize / "text" / "val")
+    val = Shuffled(open_mds(tokenize / "text" / "val"), ctx.seed)
     rows_of = {cfg.eval_rows: eval_rows(val, cfg.seq_len, cfg.eval_rows), None: eval_rows(val, cfg.seq_len)}
 
     def evaluate(step: int) -> dict[str, float]:

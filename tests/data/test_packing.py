@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.packing import IGNORE, PAD_SEGMENT, PackedBatch, PackedStream, best_fit, eval_rows
+from data.packing import IGNORE, PAD_SEGMENT, PackedBatch, PackedStream, Shuffled, best_fit, eval_rows
 from data.shards import open_mds, write_mds
 from tests.data.toy_tokens import chat, documents
 
@@ -341,3 +341,10 @@ def test_a_long_document_is_spread_over_the_epoch() -> None:
     stream = PackedStream(documents(1000, *[10] * 100), 10, 2, 0, "sequential")
     share = [np.mean(stream.next().tokens_BT <= 1000) for _ in range(100)]
     assert abs(np.mean(share[:50]) - 0.5) < 0.2 and abs(np.mean(share[50:]) - 0.5) < 0.2
+
+
+def test_shuffled_is_a_permutation_that_the_seed_decides() -> None:
+    data = documents(*range(1, 40))
+    first = [row["tokens"].tolist() for row in Shuffled(data, 1)]
+    assert first != [row["tokens"].tolist() for row in data] and sorted(first) == sorted(row["tokens"].tolist() for row in data)
+    assert first == [row["tokens"].tolist() for row in Shuffled(data, 1)] != [row["tokens"].tolist() for row in Shuffled(data, 2)]

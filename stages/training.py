@@ -15,13 +15,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from data.packing import PackedBatch
 from models import checkpoint
+from models.architectures.decoder import Decoder
 from models.losses.accumulation import accumulate_gradients
-from models.losses.cross_entropy import cross_entropy_sum
+from models.losses.cross_entropy import chunked_cross_entropy_sum
 from models.optimizers.guard import guarded_step
+from models.precision import hold_weights
 from stages.config import StageError
 from stages.context import Context, Interrupted
 
@@ -52,7 +54,7 @@ class LoopSettings:
     eval_every: int
 
 
-def train(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: Stream, settings: LoopSettings,
+def train(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: Stream, settings: LoopSettings,
           evaluate: Callable[[int], dict[str, float]]) -> int:
     """Run the loop to its end, from the newest intact checkpoint if there is one. Returns the number of skipped updates.
 
@@ -82,15 +84,22 @@ def train(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: 
     return skipped
 
 
-def backward(model: nn.Module, batch: PackedBatch, micro_batch_rows: int) -> tuple[float, int]:
+def backward(model: Decoder, batch: PackedBatch, micro_batch_rows: int) -> tuple[float, int]:
     """Fill .grad with the gradient of the batch's mean target loss. Returns (summed loss in nats, number of targets)."""
     device = next(model.parameters()).device
 
     def losses() -> Iterator[Callable[[], tuple[Tensor, int]]]:
         for rows in micro_batches(batch, micro_batch_rows, device):
-            yield lambda rows=rows: cross_entropy_sum(model(rows.tokens_BT, rows.positions_BT, rows.segments_BT), rows.targets_BT)
+            yield lambda rows=rows: micro_loss(model, rows)
 
-    return accumulate_gradients(losses(), int((batch.targets_BT != -100).sum()))
+    with hold_weights(model):  # the weights do not change between micro-batches, so each is rounded once
+        return accumulate_gradients(losses(), batch.num_targets)
+
+
+def micro_loss(model: Decoder, rows: MicroBatch) -> tuple[Tensor, Tensor]:
+    """(summed loss in nats, number of targets), without ever holding the logits of all positions."""
+    hidden_BTH = model.hidden(rows.tokens_BT, rows.positions_BT, rows.segments_BT)
+    return chunked_cross_entropy_sum(hidden_BTH, model.head_weight, rows.targets_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +122,15 @@ def micro_batches(batch: PackedBatch, rows: int, device: torch.device) -> Iterat
         yield MicroBatch(*(torch.from_numpy(np.ascontiguousarray(array[part])).to(device) for array in arrays))
 
 
-@torch.inference_mode()
-def sum_nats(model: nn.Module, batch: PackedBatch, rows_per_forward: int) -> tuple[float, int]:
+@torch.no_grad()
+def sum_nats(model: Decoder, batch: PackedBatch, rows_per_forward: int) -> tuple[float, int]:
     """Summed loss in nats (accumulated in fp64) and target count over evaluation rows."""
     total, count = 0.0, 0
-    for micro in micro_batches(batch, rows_per_forward, next(model.parameters()).device):
-        loss_sum, targets = cross_entropy_sum(model(micro.tokens_BT, micro.positions_BT, micro.segments_BT), micro.targets_BT)
-        total += float(loss_sum)
-        count += int(targets)
+    with hold_weights(model):
+        for micro in micro_batches(batch, rows_per_forward, next(model.parameters()).device):
+            loss_sum, targets = micro_loss(model, micro)
+            total += float(loss_sum)
+            count += int(targets)
     return total, count
 
 
@@ -139,13 +149,13 @@ def rows_per_step(tokens_per_step: int, seq_len: int) -> int:
     return tokens_per_step // seq_len
 
 
-def _save(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: Stream, step: int, skipped: int, in_a_row: int) -> Path:
+def _save(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: Stream, step: int, skipped: int, in_a_row: int) -> Path:
     tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
     tensors |= checkpoint.optimizer_tensors(optim, model) | checkpoint.rng_tensors()
     return checkpoint.save_state(ctx.work / "state", step, tensors, {"stream": stream.state(), "skipped": skipped, "skipped_in_a_row": in_a_row})
 
 
-def _resume(ctx: Context, model: nn.Module, optim: torch.optim.Optimizer, stream: Stream) -> tuple[int, int, int]:
+def _resume(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: Stream) -> tuple[int, int, int]:
     found = checkpoint.load_state(ctx.work / "state", note=ctx.note)
     if found is None:
         ctx.resume_at(0)

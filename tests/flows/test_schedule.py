@@ -137,8 +137,6 @@ def test_five_missed_dates_are_one_run_and_a_busy_workspace_skips_one(project: P
     (project.root / "data/work/schedule/hourly.json").write_text(json.dumps({"covered_until": gap.isoformat()}))
     third = launch("schedule", *words, PREFECT_API_URL=api_url)
     said = [third.stdout.readline()]
-    import threading
-    threading.Thread(target=lambda: [print("3>", l, end="", file=open("/tmp/headrace/flows/third.log","a"), flush=True) for l in third.stdout], daemon=True).start()
     assert re.match(r"5 dates passed while nobody served this schedule, .* starting one run", said[0])
     until(lambda: runs() and runs()[0]["state_type"] in ("COMPLETED", "FAILED", "CRASHED"))
     assert [run["state_name"] for run in runs()] == ["Completed"] and len(project.starts("a")) == 1

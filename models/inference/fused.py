@@ -81,11 +81,13 @@ class FusedDecoder:
 
 
 def can_fuse(model: Decoder) -> bool:
-    """Whether the model is small, in float32, and all its layers are plain: nothing quantised, no adapter."""
-    linears = [module for block in model.model.layers for module in block.modules() if isinstance(module, nn.Linear)]
-    plain = len(linears) == 7 * len(model.model.layers) and all(type(module) is nn.Linear for module in linears)
+    """Whether the model is small, in float32, and all its layers are plain: nothing quantised, no adapter around one."""
+    attentions, mlps = [block.self_attn for block in model.model.layers], [block.mlp for block in model.model.layers]
+    layers = [layer for a in attentions for layer in (a.q_proj, a.k_proj, a.v_proj, a.o_proj)]
+    layers += [layer for m in mlps for layer in (m.gate_proj, m.up_proj, m.down_proj)]
     parameters = list(model.parameters())
-    return plain and all(p.dtype == torch.float32 for p in parameters) and sum(p.numel() for p in parameters) <= LARGEST
+    plain = all(type(layer) is nn.Linear for layer in layers) and all(p.dtype == torch.float32 for p in parameters)
+    return plain and sum(p.numel() for p in parameters) <= LARGEST
 
 
 def _fuse_block(block: Block, model: Decoder) -> FusedBlock:

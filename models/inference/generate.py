@@ -13,16 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from models.architectures.decoder import Decoder
+from models.inference.fused import FusedDecoder, can_fuse
 from models.inference.sampling import greedy, sample, uniform_noise
 from models.layers.kv_cache import KVCache
 from models.layers.rope import rope_tables
 from models.precision import hold_weights
+
+Forward = Callable[[Tensor, Tensor, KVCache, Tensor | None], Tensor]
+"""(new tokens (B, T), positions (B, T), cache, its rows or None for all) -> final-norm output (B, T, H)."""
 
 PREFILL_TOKENS = 1024
 """Prompts go through the model in parts of this many padded tokens: little padding, and activations that stay in cache."""
@@ -64,10 +69,11 @@ def generate(
     results: list[list[Completion]] = [[] for _ in prompts]
     by_length = sorted(range(len(prompts)), key=lambda p: (len(prompts[p]), p))
     rows = [(p, s) for p in by_length for s in range(num_samples)]
+    forward = FusedDecoder(model).hidden if can_fuse(model) else partial(_decode_hidden, model)
     with hold_weights(model):
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
-            completions = _run_batch(model, prompts, batch, max_new_tokens, temperature, eos_ids, seed)
+            completions = _run_batch(model, forward, prompts, batch, max_new_tokens, temperature, eos_ids, seed)
             for (p, _), completion in zip(batch, completions, strict=True):
                 results[p].append(completion)
             if advance is not None:
@@ -77,6 +83,7 @@ def generate(
 
 def _run_batch(
     model: Decoder,
+    forward: Forward,
     prompts: Sequence[Sequence[int]],
     rows: Sequence[tuple[int, int]],
     max_new_tokens: int,
@@ -86,7 +93,7 @@ def _run_batch(
 ) -> list[Completion]:
     """Prefill and decode one batch of (prompt, sample) rows to the end."""
     device = model.head_weight.device
-    logits_BV, cache = _prefill(model, prompts, rows, max_new_tokens)
+    logits_BV, cache = _prefill(model, forward, prompts, rows, max_new_tokens)
     numbers_B2 = np.array(rows, dtype=np.int64)
     noise_TB = torch.from_numpy(uniform_noise(seed, numbers_B2[:, 0], numbers_B2[:, 1], max_new_tokens).T.copy()).to(device)
     eos_E1 = torch.tensor(list(eos_ids), device=device)[:, None]
@@ -111,7 +118,7 @@ def _run_batch(
             kept = (~ended_B).nonzero().squeeze(1)
             cache.keep(kept)
             alive_B, token_B, ended_B, wasted = alive_B[kept], token_B[kept], ended_B[kept], 0
-        logits_BV = model.head(_decode_hidden(model, token_B[:, None], cache.lengths_B[:, None], cache).squeeze(1))
+        logits_BV = model.head(forward(token_B[:, None], cache.lengths_B[:, None], cache, None).squeeze(1))
     if not torch.isfinite(logprobs_TB).all():
         raise RuntimeError(
             "generate: the model's logits are NaN or infinite, so nothing can be sampled; its weights have diverged: train again "
@@ -121,7 +128,7 @@ def _run_batch(
 
 
 def _prefill(
-    model: Decoder, prompts: Sequence[Sequence[int]], rows: Sequence[tuple[int, int]], max_new_tokens: int
+    model: Decoder, forward: Forward, prompts: Sequence[Sequence[int]], rows: Sequence[tuple[int, int]], max_new_tokens: int
 ) -> tuple[Tensor, KVCache]:
     """Run every prompt of the batch once; returns each row's next-token logits (B, V) and the cache replicated to the rows."""
     device = model.head_weight.device
@@ -134,7 +141,7 @@ def _prefill(
         width = max(lengths[i] for i in part)
         tokens_PT = torch.tensor([[*prompts[unique[i]], *[0] * (width - lengths[i])] for i in part], device=device)
         positions_PT = torch.arange(width, device=device).expand(len(part), -1)
-        hidden_PTH = _decode_hidden(model, tokens_PT, positions_PT, cache, torch.tensor(part, device=device))
+        hidden_PTH = forward(tokens_PT, positions_PT, cache, torch.tensor(part, device=device))
         ends_P = torch.tensor([lengths[i] - 1 for i in part], device=device)
         last_PH.append(hidden_PTH[torch.arange(len(part), device=device), ends_P])
     cache.set_lengths(lengths)
@@ -159,9 +166,7 @@ def _prefill_parts(lengths: Sequence[int]) -> list[list[int]]:
     return parts
 
 
-def _decode_hidden(
-    model: Decoder, tokens_BT: Tensor, positions_BT: Tensor, cache: KVCache, rows: Tensor | None = None
-) -> Tensor:
+def _decode_hidden(model: Decoder, tokens_BT: Tensor, positions_BT: Tensor, cache: KVCache, rows: Tensor | None) -> Tensor:
     """`Decoder.decode` without its head, which a prompt needs at its last position only: final-norm output (B, T, H)."""
     x_BTH = model.model.embed_tokens(tokens_BT)
     plan = cache.plan(positions_BT, rows, x_BTH.dtype)

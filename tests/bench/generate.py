@@ -48,8 +48,8 @@ class Work:
 def workload(quick: bool) -> Work:
     """Prompts of 15 to 55 ids, as the procedural problems have."""
     source = random.Random(0)
-    prompts = [[source.randrange(61, SHAPE.vocab_size) for _ in range(source.randint(15, 55))] for _ in range(128 if quick else 512)]
-    return Work(prompts=prompts, batch_size=128, max_new_tokens=32 if quick else 64, rounds=3 if quick else 7)
+    prompts = [[source.randrange(len(EOS_IDS) + 1, SHAPE.vocab_size) for _ in range(source.randint(15, 55))] for _ in range(128 if quick else 512)]
+    return Work(prompts=prompts, batch_size=128, max_new_tokens=32 if quick else 64, rounds=3 if quick else 5)
 
 
 def make_model() -> Decoder:
@@ -59,7 +59,7 @@ def make_model() -> Decoder:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
-                parameter.mul_(8.0 if "embed" in name else 4.0)
+                parameter.mul_(8.0 if "embed" in name else 10.0)
     return model.eval()
 
 

@@ -7,8 +7,11 @@ import torch
 
 from models.architectures.decoder import Decoder, DecoderConfig, init_weights
 from models.inference import generate as module
+from models.inference.fused import FusedDecoder, can_fuse
 from models.inference.generate import Completion, generate
+from models.precision import apply_precision
 from models.rl.logprobs import token_logprobs
+from tests.models.toy import toy_model
 
 VOCAB = 40
 
@@ -111,22 +114,50 @@ def test_rl06_an_end_id_of_zero_is_not_confused_with_padding(model, prompts):
         assert completion.tokens == (tokens[: tokens.index(0) + 1] if 0 in tokens else tokens)
 
 
-def test_finished_rows_leave_the_batch(model, prompts, monkeypatch):
-    rows = []
-    decode = module._decode_hidden
-    monkeypatch.setattr(module, "_decode_hidden", lambda m, tokens, *rest: rows.append(len(tokens)) or decode(m, tokens, *rest))
+@pytest.fixture()
+def shapes(monkeypatch) -> list[tuple[int, ...]]:
+    """Shapes of the token batches that reach the model."""
+    seen: list[tuple[int, ...]] = []
+    hidden = FusedDecoder.hidden
+    monkeypatch.setattr(FusedDecoder, "hidden", lambda self, tokens, *rest: seen.append(tuple(tokens.shape)) or hidden(self, tokens, *rest))
+    return seen
+
+
+def test_finished_rows_leave_the_batch(model, prompts, shapes):
     generate(model, prompts, **settings(num_samples=4, eos_ids=list(range(15)), max_new_tokens=30))
-    assert rows[0] == len(prompts) and rows[1] == 4 * len(prompts)
-    assert rows[-1] < rows[1] // 2
-    assert sum(rows[1:]) < 0.6 * 29 * rows[1]
+    rows = [shape[0] for shape in shapes if shape[1] == 1]
+    assert rows[0] == 4 * len(prompts)
+    assert rows[-1] < rows[0] // 2
+    assert sum(rows) < 0.6 * 29 * rows[0]
 
 
-def test_a_prompt_is_run_once_for_all_its_samples(model, monkeypatch):
-    prefilled = []
-    decode = module._decode_hidden
-    monkeypatch.setattr(module, "_decode_hidden", lambda m, tokens, *rest: prefilled.append(tuple(tokens.shape)) or decode(m, tokens, *rest))
+def test_a_prompt_is_run_once_for_all_its_samples(model, shapes):
     generate(model, [[1, 2, 3], [4, 5, 6]], **settings(num_samples=5, max_new_tokens=2))
-    assert prefilled == [(2, 3), (10, 1)]
+    assert shapes == [(2, 3), (10, 1)]
+
+
+def test_prompts_go_through_in_parts_of_bounded_size(model, prompts, shapes, monkeypatch):
+    whole = generate(model, prompts, **settings())
+    shapes.clear()
+    monkeypatch.setattr(module, "PREFILL_TOKENS", 12)
+    assert [group[0].tokens for group in generate(model, prompts, **settings())] == [group[0].tokens for group in whole]
+    prefill = [shape for shape in shapes if shape[1] > 1 or shape[0] < len(prompts)]
+    assert prefill == [(3, 3), (2, 5), (1, 9), (1, 12)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8_tensorwise"])
+def test_a_model_in_low_precision_generates_in_that_precision(prompts, precision):
+    """Greedy tokens are those of the same low-precision model without a cache, or of a near tie."""
+    quantised = toy_model()
+    apply_precision(quantised, precision)
+    assert can_fuse(quantised) == (precision == "fp32")
+    for prompt in prompts[:3]:
+        [[completion]] = generate(quantised, [prompt], **settings(temperature=0.0, max_new_tokens=4))
+        row = torch.tensor([prompt + completion.tokens])
+        with torch.no_grad():
+            lp_TV = quantised(row)[0, len(prompt) - 1 : -1].log_softmax(-1)
+        chosen = lp_TV.gather(1, torch.tensor(completion.tokens)[:, None]).squeeze(1)
+        assert (lp_TV.amax(dim=1) - chosen).max() < (1e-5 if precision == "fp32" else 0.5)
 
 
 def test_progress_counts_every_completion(model, prompts):

@@ -94,7 +94,7 @@ def test_dvc_views_work(clone: Clone) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_experiment_reruns_only_what_depends_on_the_change(clone: Clone) -> None:
-    output = clone.run("dvc", "exp", "run", "-S", "profile=smoke", "-S", "rl.peak_lr=3e-4", "-n", "other-rate")
+    output = clone.run("dvc", "exp", "run", "-S", "profile=smoke", "-S", "rl.peak_lr=1e-4", "-n", "other-rate")
     assert clone.ran(output) == STAGES_AFTER_RL
     assert "other-rate" in clone.run("dvc", "exp", "show", "--no-pager")
     assert "rl.peak_lr" in clone.run("dvc", "params", "diff")
@@ -127,7 +127,7 @@ def test_kill_9_at_random_moments_then_rerun_gives_the_same_bytes(clone: Clone, 
     assert manifest.read_bytes() == unbroken, output[-2000:]
 
 
-LOCAL = "prepare.mixture={mine: {recipe: local, weight: 1.0, options: {paths: [data/raw/FILE], format: auto, field: text, documents: file}}}"
+LOCAL = "+prepare.mixture.mine={recipe: local, weight: 1.0, options: {paths: [data/raw/FILE], format: auto, field: text, documents: file}}"
 WRONG = {
     "missing file": ("prepare", [LOCAL.replace("FILE", "absent.jsonl")], None, "absent.jsonl"),
     "bad JSON line in the middle": ("prepare", [LOCAL.replace("FILE", "bad.jsonl")], ("bad.jsonl", '{"text": "a"}\n{"text": \n{"text": "c"}\n'), "line 2"),

@@ -99,7 +99,8 @@ def run_stage(
     started, started_at = time.monotonic(), time.time()
     argv = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", stage]
     guarded = Guarded(argv, grace=limits.grace, cwd=root, env=env, output=subprocess.PIPE, keep_open=() if lock is None else (lock,))
-    tail, stopped = _watch(guarded, log, say, stop, started, limits)
+    mark = f"[{stage}] "  # stages put it before their own lines; the logger names the stage already
+    tail, stopped = _watch(guarded, log, lambda line: say(line.removeprefix(mark)), stop, started, limits)
     seconds = time.monotonic() - started
     if stopped or guarded.poll() != 0:
         raise _failure(stage, stopped, guarded.poll(), tail, last_attempt(root, stage, started_at), log)

@@ -176,19 +176,25 @@ def _attempt(job: Job, cfg: ConfigT, run: RunFn) -> int:
         status, code = "FINISHED", 0
     except (Interrupted, KeyboardInterrupt) as error:
         status, reason = "KILLED", f"interrupted: {error}"
-    except ValueError as error:
-        code, reason = 2, str(error)
-        if not isinstance(error, StageError):
-            traceback.print_exc()
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
+        if isinstance(error, ValueError) and raised_here(error, job.root):
+            code, reason = 2, str(error)
+        else:
+            traceback.print_exc()
+            reason = f"{type(error).__name__}: {error}"
     finally:
         shutil.rmtree(job.staging, ignore_errors=True)
         tracked.close(status, reason)
         _record(job, tracked.run_id, status, code, reason, time.monotonic() - started, metrics, ctx.volatiles)
     _say_end(job, status, reason, time.monotonic() - started)
     return code
+
+
+def raised_here(error: Exception, root: Path) -> bool:
+    """Whether the project's own code raised it, hence with a message made for people; a library's ValueError is a fault instead."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+    places = (Path(__file__).resolve().parents[1], root.resolve())
+    return "site-packages" not in raised_in.parts and any(raised_in.is_relative_to(place) for place in places)
 
 
 def _start_clean(job: Job) -> None:

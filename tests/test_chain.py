@@ -95,7 +95,8 @@ def test_dvc_views_work(clone: Clone) -> None:
 @pytest.mark.timeout(1200)
 def test_experiment_reruns_only_what_depends_on_the_change(clone: Clone) -> None:
     output = clone.run("dvc", "exp", "run", "-S", "profile=smoke", "-S", "rl.peak_lr=1e-4", "-n", "other-rate")
-    assert clone.ran(output) == STAGES_AFTER_RL
+    # At this size no answer earns a reward, so the weights, and with them the exports' bytes, may not move: then DVC keeps their evaluations.
+    assert {"rl", "export@bf16", "export@int8", "evaluate@rl", "report"} <= clone.ran(output) <= STAGES_AFTER_RL
     assert "other-rate" in clone.run("dvc", "exp", "show", "--no-pager")
     assert "rl.peak_lr" in clone.run("dvc", "params", "diff")
 
@@ -130,14 +131,14 @@ def test_kill_9_at_random_moments_then_rerun_gives_the_same_bytes(clone: Clone, 
 LOCAL = "+prepare.mixture.mine={recipe: local, weight: 1.0, options: {paths: [data/raw/FILE], format: auto, field: text, documents: file}}"
 WRONG = {
     "missing file": ("prepare", [LOCAL.replace("FILE", "absent.jsonl")], None, "absent.jsonl"),
-    "bad JSON line in the middle": ("prepare", [LOCAL.replace("FILE", "bad.jsonl")], ("bad.jsonl", '{"text": "a"}\n{"text": \n{"text": "c"}\n'), "line 2"),
-    "empty corpus": ("prepare", [LOCAL.replace("FILE", "empty.jsonl")], ("empty.jsonl", '{"text": ""}\n{"text": "  "}\n'), "empty.jsonl"),
+    "bad JSON line in the middle": ("prepare", [LOCAL.replace("FILE", "bad.jsonl")], ("bad.jsonl", '{"text": "a"}\n{"text": \n{"text": "c"}\n'), "bad.jsonl:2: not valid JSON"),
+    "empty corpus": ("prepare", [LOCAL.replace("FILE", "empty.jsonl")], ("empty.jsonl", '{"text": ""}\n{"text": "  "}\n'), "source 'mine' has no usable text: 2 records, of which 2 empty"),
     "unknown param": ("pretrain", ["+pretrain.learning_rate=0.1"], None, "pretrain.learning_rate: unknown parameter"),
     "wrong type": ("pretrain", ["pretrain.peak_lr=fast"], None, "pretrain.peak_lr: got 'fast' (str)"),
     "negative steps": ("sft", ["sft.steps=-5"], None, "sft.steps: got -5 (int), expected: Input should be greater than or equal to 1"),
     "corpus smaller than one batch": ("pretrain", ["pretrain.tokens_per_step=1280000", "pretrain.total_tokens=2560000", "pretrain.warmup_steps=0"], None,
                                       "do not fill one batch"),
-    "vocabulary larger than the corpus supports": ("tokenize", ["tokenize.vocab_size=60000"], None, "60,000"),
+    "vocabulary larger than the corpus supports": ("tokenize", ["tokenize.vocab_size=60000"], None, "vocab_size=60000, but the training sample supports only"),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-
-STAGES_AFTER_RL = {"rl", "export@bf16", "export@int8", "evaluate@rl", "evaluate@bf16", "evaluate@int8", "report"}
 
 
 class Clone:
@@ -93,16 +90,6 @@ def test_dvc_views_work(clone: Clone) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_experiment_reruns_only_what_depends_on_the_change(clone: Clone) -> None:
-    output = clone.run("dvc", "exp", "run", "-S", "profile=smoke", "-S", "rl.peak_lr=1e-4", "-n", "other-rate")
-    # At this size no answer earns a reward, so the weights, and with them the exports' bytes, may not move: then DVC keeps their evaluations.
-    assert {"rl", "export@bf16", "export@int8", "evaluate@rl", "report"} <= clone.ran(output) <= STAGES_AFTER_RL
-    assert "other-rate" in clone.run("dvc", "exp", "show", "--no-pager")
-    assert "rl.peak_lr" in clone.run("dvc", "params", "diff")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", ["prepare", "pretrain", "sft", "rl"])
 def test_kill_9_at_random_moments_then_rerun_gives_the_same_bytes(clone: Clone, stage: str) -> None:
     """Acceptance 2, CKPT-01, CKPT-05: the manifest holds the hash of every file, weights included."""
@@ -152,47 +139,3 @@ def test_wrong_input_is_a_clear_message_and_exit_code_2(clone: Clone, stage: str
     output = clone.run("python", "-m", f"stages.{stage}", expect=2)
     assert message in output, output[-3000:]
     assert "Traceback" not in output, output[-3000:]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_real_public_text_end_to_end(clone: Clone, shared_data: Path) -> None:
-    """The `local` recipe over plays (text, by paragraph) and web pages (JSONL), every stage after it."""
-    for name in ("text/tinyshakespeare.txt", "web/c4_demo.jsonl"):
-        shutil.copy(shared_data / name, clone.folder / "data/raw")
-    plays = "{recipe: local, weight: 1.0, options: {paths: [data/raw/tinyshakespeare.txt], format: auto, field: null, documents: paragraph}}"
-    pages = "{recipe: local, weight: 1.0, options: {paths: [data/raw/c4_demo.jsonl], format: auto, field: text, documents: file}}"
-    clone.run("python", "-m", "stages.params", "--profile", "smoke", "--set", "~prepare.mixture.code", "--set", "~prepare.mixture.docs",
-              "--set", f"+prepare.mixture.plays={plays}", "--set", f"+prepare.mixture.pages={pages}")
-    clone.run("dvc", "--wait-for-lock", "repro")
-    report = json.loads((clone.folder / "data/out/prepare/report.json").read_text())
-    assert {"plays", "pages", "problems"} <= set(report["text"]["sources"])
-    assert json.loads((clone.folder / "metrics/report.json").read_text())["problems"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_queued_experiments_run(clone: Clone) -> None:
-    clone.run("dvc", "exp", "run", "--queue", "-S", "profile=smoke", "-S", "rl.peak_lr=2e-4,4e-4")
-    clone.run("dvc", "queue", "start", "-j", "1")
-    deadline = time.monotonic() + 900
-    while time.monotonic() < deadline:
-        status = clone.run("dvc", "queue", "status")
-        assert "Failed" not in status, status + clone.run("dvc", "queue", "logs", status.split("Failed")[0].split()[-2])
-        if status.count("Success") == 2:
-            break
-        time.sleep(3)
-    assert status.count("Success") == 2, status
-    shown = clone.run("dvc", "exp", "show", "--no-pager")
-    assert "0.0002" in shown and "0.0004" in shown
-    clone.run("dvc", "queue", "stop", "--kill")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_flow_over_a_finished_chain_runs_nothing_and_prints_the_table(clone: Clone) -> None:
-    clone.run("python", "-m", "stages.params", "--profile", "smoke")
-    clone.run("dvc", "repro")
-    output = clone.run("python", "-m", "flows.pipeline", "--profile", "smoke")
-    assert clone.ran(output) == set()
-    assert "evaluate@int8" in output and "make ui" in output

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.architectures.decoder import Decoder
+from models.precision import hold_weights
 from models.rl.aggregation import Totals, aggregation_fn
 from models.rl.kl import kl_loss_fn
 from models.rl.logprobs import token_logprobs
@@ -71,20 +72,21 @@ def policy_gradients(
     loss = kl = gap_max = gap_sum = 0.0
     clipped = tokens = 0
     lps = []
-    for i, batch in enumerate(batches):
-        lp_BT = token_logprobs(model, batch.tokens_BT, batch.mask_BT, temperature=objective.temperature)
-        lps.append(lp_BT.detach())
-        loss_part, kl_part, clipped_BT = _loss_share(
-            lp_BT, lps[i] if old_lps is None else old_lps[i], reference_lps[i] if reference_lps else None, batch, totals, objective
-        )
-        loss_part.backward()
-        gap_BT = (lps[i] - batch.sampler_lp_BT).abs()
-        loss += loss_part.item()
-        kl += kl_part
-        clipped += int((clipped_BT & batch.mask_BT).sum())
-        tokens += int(batch.mask_BT.sum())
-        gap_max = max(gap_max, gap_BT.max().item())
-        gap_sum += gap_BT.sum(dtype=torch.float64).item()
+    with hold_weights(model):
+        for i, batch in enumerate(batches):
+            lp_BT = token_logprobs(model, batch.tokens_BT, batch.mask_BT, temperature=objective.temperature)
+            lps.append(lp_BT.detach())
+            loss_part, kl_part, clipped_BT = _loss_share(
+                lp_BT, lps[i] if old_lps is None else old_lps[i], reference_lps[i] if reference_lps else None, batch, totals, objective
+            )
+            loss_part.backward()
+            gap_BT = (lps[i] - batch.sampler_lp_BT).abs()
+            loss += loss_part.item()
+            kl += kl_part
+            clipped += int((clipped_BT & batch.mask_BT).sum())
+            tokens += int(batch.mask_BT.sum())
+            gap_max = max(gap_max, gap_BT.max().item())
+            gap_sum += gap_BT.sum(dtype=torch.float64).item()
     return UpdateStats(
         loss=loss, kl=kl, clipped_tokens=clipped, gap_max=gap_max, gap_mean=gap_sum / max(tokens, 1), old_lps=lps
     )
@@ -93,7 +95,8 @@ def policy_gradients(
 @torch.no_grad()
 def reference_logprobs(reference: Decoder, batches: Sequence[RolloutBatch], temperature: float) -> list[Tensor]:
     """Log-probabilities of the sampled tokens under a frozen model, one (B, T) per micro-batch."""
-    return [token_logprobs(reference, batch.tokens_BT, batch.mask_BT, temperature=temperature) for batch in batches]
+    with hold_weights(reference):
+        return [token_logprobs(reference, batch.tokens_BT, batch.mask_BT, temperature=temperature) for batch in batches]
 
 
 def _loss_share(

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data.chat import CHAT_TEMPLATE, encode_prompt
@@ -23,15 +21,15 @@ from models.optimizers.adamw import adamw
 from stages import rl
 from stages.config import StageError
 from stages.context import Context, Interrupted
-from stages.rollouts import Rollout, prompt_numbers, read_problems
+from stages.rollouts import Rollout, read_problems
 
 ANSWERS = ["3", "5", "8"]
 VOCAB = 275
 VALUES = dict(
-    steps=8, prompts_per_step=8, samples_per_prompt=6, max_new_tokens=12, temperature=1.0, generation_batch=16, advantage="grpo",
+    steps=6, prompts_per_step=8, samples_per_prompt=6, max_new_tokens=12, temperature=1.0, generation_batch=16, advantage="grpo",
     aggregation="token_mean", clip_low=0.2, clip_high=0.28, kl_coef=0.0, kl_estimator="k3", mask_truncated=False,
     updates_per_rollout=1, micro_batch_rows=16, peak_lr=0.001, warmup_steps=2, weight_decay=0.0, beta1=0.9, beta2=0.95,
-    clip_norm=1.0, precision="fp32", max_logprob_gap=1e-4, eval_every=4, eval_problems=20, checkpoint_every=3,
+    clip_norm=1.0, precision="fp32", max_logprob_gap=1e-4, eval_every=3, eval_problems=10, checkpoint_every=4,
 )  # fmt: skip
 
 
@@ -135,7 +133,7 @@ def test_output_is_a_model_a_tokenizer_and_a_report(inputs, unbroken):
     assert meta["stage"] == "rl" and meta["config"] == config().model_dump()
     assert files(ctx.out / "tokenizer") == files(inputs["sft"] / "tokenizer")
     report = json.loads((ctx.out / "report.json").read_text())
-    assert report["completions"] == 8 * 8 * 6 and report["prompts"] == 60 and report["prompts_too_long"] == 0
+    assert report["completions"] == 6 * 8 * 6 and report["prompts"] == 60 and report["prompts_too_long"] == 0
     assert report["reference_loaded"] is False and report["metrics"] == metrics
     before, _ = checkpoint.load_model(inputs["sft"] / "model")
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
@@ -144,18 +142,18 @@ def test_output_is_a_model_a_tokenizer_and_a_report(inputs, unbroken):
 def test_curve_has_every_step_once_and_no_timing(unbroken):
     _, ctx = unbroken
     points = [(step, values) for step, values in curve(ctx) if "reward" in values]
-    assert [step for step, _ in points] == list(range(1, 9))
+    assert [step for step, _ in points] == list(range(1, 7))
     names = {"reward", "accuracy", "entropy", "length_mean", "length_max", "clip_fraction", "truncated_fraction", "no_signal_fraction",
              "grad_norm", "lr", "logprob_gap_max", "logprob_gap_mean"}  # fmt: skip
     assert all(names == set(values) for _, values in points)
-    assert [step for step, values in curve(ctx) if "val_accuracy" in values] == [0, 4, 8]
+    assert [step for step, values in curve(ctx) if "val_accuracy" in values] == [0, 3, 6]
     assert ctx.volatiles["rollout_tokens_per_second"] > 0
     assert all(values["clip_fraction"] == 0 for _, values in points), "one update per rollout has ratio 1 throughout"
 
 
 def test_loss02_the_rate_counts_updates_and_peaks_at_the_last_warmup_one(inputs, tmp_path, unbroken):
     rates = [values["lr"] for _, values in curve(unbroken[1]) if "lr" in values]
-    assert rates == [0.0005, *[0.001] * 7]
+    assert rates == [0.0005, *[0.001] * 5]
     _, ctx = stage(inputs, tmp_path, steps=2, updates_per_rollout=2, warmup_steps=3)
     assert [values["lr"] for _, values in curve(ctx) if "lr" in values] == [0.001 * 2 / 3, 0.001]
 
@@ -170,7 +168,7 @@ def test_the_same_run_twice_gives_the_same_bytes(inputs, tmp_path, unbroken):
 def test_ckpt05_a_stop_request_saves_and_the_next_attempt_ends_bit_for_bit_the_same(inputs, tmp_path, unbroken):
     ctx = Context.for_test(tmp_path, stage="rl", deps=inputs, seed=4)
     ctx.stop_requested = lambda: sum("reward" in values for _, values in curve(ctx)) == 2
-    with pytest.raises(Interrupted, match="step 2 of 8"):
+    with pytest.raises(Interrupted, match="step 2 of 6"):
         rl.run(config(), ctx)
     metrics, ctx = stage(inputs, tmp_path)
     assert metrics == unbroken[0]
@@ -178,7 +176,7 @@ def test_ckpt05_a_stop_request_saves_and_the_next_attempt_ends_bit_for_bit_the_s
     assert curve(ctx) == curve(unbroken[1])
 
 
-@pytest.mark.parametrize("dies_at", [1, 4, 8])
+@pytest.mark.parametrize("dies_at", [1, 5, 6])
 def test_ckpt05_a_crash_between_checkpoints_changes_nothing(inputs, tmp_path, unbroken, dies_at):
     class Crash(Exception):
         pass
@@ -294,15 +292,6 @@ def test_another_tokenizer_than_that_of_the_prompts_is_refused(inputs, tmp_path)
         stage({**inputs, "sft": other}, tmp_path)
 
 
-@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 5))
-def test_every_epoch_visits_every_prompt_once_in_its_own_order(num_prompts, per_step, seed):
-    walk = [i for step in range(-(-3 * num_prompts // per_step)) for i in prompt_numbers(step, per_step, num_prompts, seed)]
-    epochs = [walk[e * num_prompts : (e + 1) * num_prompts] for e in range(3)]
-    assert all(sorted(epoch) == list(range(num_prompts)) for epoch in epochs)
-    if num_prompts >= 12:
-        assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -311,7 +300,7 @@ def test_every_epoch_visits_every_prompt_once_in_its_own_order(num_prompts, per_
         ({"advantage": "gae"}, "'dr_grpo', 'grpo', 'rloo'"),
         ({"aggregation": "mean"}, "seq_mean_token_mean"),
         ({"temperature": 0.0}, "greater than 0"),
-        ({"warmup_steps": 9}, "warmup_steps"),
+        ({"warmup_steps": 7}, "warmup_steps"),
         ({"precision": "int3"}, "fp8_tensorwise"),
         ({"learning_rate": 1.0}, "Extra inputs"),
     ],

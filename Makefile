@@ -40,8 +40,8 @@ test-fast: env ## the suite without the slow tests
 lint: env ## ruff
 	@$(RUN) ruff check .
 
-ui: env ## MLflow UI and Prefect server on loopback; Ctrl-C stops both
-	@$(RUN) python -m infra.ui
+ui: env ## MLflow UI and Prefect server on loopback; Ctrl-C stops both (ARGS="--mlflow-port 5001")
+	@$(RUN) python -m infra.ui $(ARGS)
 
 bench-%: env ## run tests/bench/NAME.py against its peer (ARGS=--quick for a short one)
 	@$(RUN) python -m tests.bench.$* $(ARGS)

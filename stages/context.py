@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 
 from stages.config import StageError
-from stages.identity import MANIFEST
 
 
 class Interrupted(Exception):
@@ -217,8 +216,3 @@ def _write_csv(path: Path, rows: list[tuple[int, dict[str, float]]]) -> None:
         writer = csv.writer(handle, lineterminator="\n")
         writer.writerow(["step", *names])
         writer.writerows([step, *[repr(values[name]) if name in values else "" for name in names]] for step, values in rows)
-
-
-def finished(folder: Path) -> bool:
-    """Whether an output folder was published complete."""
-    return (folder / MANIFEST).is_file()

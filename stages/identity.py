@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from stages.config import StageError, read_params
 
@@ -42,7 +43,10 @@ def declared_stages(root: Path) -> dict[str, Declared]:
     path = root / "dvc.yaml"
     if not path.is_file():
         raise StageError(f"{path} does not exist; run stages from the project's root folder")
-    raw = YAML(typ="safe").load(path.read_text(encoding="utf-8"))["stages"]
+    try:
+        raw = YAML(typ="safe").load(path.read_text(encoding="utf-8"))["stages"]
+    except (YAMLError, KeyError, TypeError) as error:
+        raise StageError(f"{path} is no pipeline ({type(error).__name__}: {error}); expected YAML with a section 'stages', see `dvc stage list`") from None
     stages = [declared for name, body in raw.items() for declared in _expand(name, body)]
     return {declared.label: declared for declared in stages}
 

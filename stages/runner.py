@@ -29,6 +29,7 @@ from stages.config import ConfigT, Shared, StageError, flatten, parse_section, r
 from stages.context import Context, Interrupted, Sink, format_seconds
 from stages.identity import MANIFEST, OUT_ROOT, Declared, find_stage, fingerprint, hash_dependency, hash_file
 from stages.params import edited_keys
+from stages.tracking import StageRun, TrackerFailed
 
 
 class Busy(RuntimeError):
@@ -87,7 +88,7 @@ def main(stage: str, cls: type[ConfigT], run: RunFn, plan: PlanFn | None = None,
             return 0
         with _exclusive(job.work):
             return _attempt(job, cfg, run)
-    except (StageError, Busy) as error:
+    except (StageError, Busy, TrackerFailed) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, StageError) else 1
 
@@ -124,7 +125,7 @@ def _prepare(stage: str, args: argparse.Namespace, cls: type[ConfigT]) -> tuple[
 def _explain_params(path: Path) -> None:
     """Say which values are not the profile's, since a hand edit of params.yaml is lost at the next composition."""
     changed = edited_keys(path)
-    if changed and "DVC_EXP_NAME" not in os.environ and "HEADRACE_OVERRIDES" not in os.environ:
+    if changed and "DVC_EXP_NAME" not in os.environ:
         shown = ", ".join(changed[:6]) + (f" and {len(changed) - 6} more" if len(changed) > 6 else "")
         sys.stderr.write(f"note: {path.name} differs from its profile in {shown}; "
                          "`dvc exp run` composes it anew from stages/conf, so keep lasting changes there\n")
@@ -156,8 +157,6 @@ def _exclusive(work: Path) -> Iterator[None]:
 
 def _attempt(job: Job, cfg: ConfigT, run: RunFn) -> int:
     """One tracked attempt. Returns the exit code; the tracked run and the record of the attempt never stay open."""
-    from stages.tracking import StageRun  # the tracker's import takes seconds; a dry run or a refused config must not pay them
-
     started, stop = time.monotonic(), _StopFlag()
     _start_clean(job)
     tracked = StageRun.open(root=job.state_root, stage=job.declared.name, item=job.declared.item, fingerprint=job.fingerprint,
@@ -239,7 +238,7 @@ def _publish(job: Job, ctx: Context, metrics: dict[str, float]) -> None:
     (job.work / ".done").touch()
 
 
-def _track_output(tracked: object, job: Job, out: Path) -> None:
+def _track_output(tracked: StageRun, job: Job, out: Path) -> None:
     """Attach what people look at, and register exports; before publication, so that a tracker that fails fails the stage."""
     for name in ("curve.csv", "val.csv", "report.json", "report.html", "fidelity.json", "samples.txt"):
         if (out / name).is_file():
@@ -288,7 +287,7 @@ def _print_plan(job: Job, cfg: ConfigT, plan: PlanFn | None) -> None:
 
 
 class _TrackerSink(Sink):
-    def __init__(self, tracked: object) -> None:
+    def __init__(self, tracked: StageRun) -> None:
         self.tracked = tracked
 
     def log(self, step: int, metrics: dict[str, float]) -> None:

@@ -26,7 +26,6 @@ HOMES = {  # library -> where it may be imported
     "dvc": (),
 }
 LATE_IMPORTS = {  # inner imports with a reason: slow, or optional on some machines
-    ("stages/runner.py", "stages.tracking"),
     ("data/tasks/reasoning_gym.py", "reasoning_gym"),
     ("flows/pipeline.py", "flows.chain"),
     ("flows/schedule.py", "flows.deployments"),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from models.architectures.decoder import Decoder
 from models.inference.fused import FusedDecoder, can_fuse
 from models.inference.sampling import greedy, sample, uniform_noise
 from models.layers.kv_cache import KVCache
-from models.layers.rope import rope_tables
 from models.precision import hold_weights
 
 Forward = Callable[[Tensor, Tensor, KVCache, Tensor | None], Tensor]
@@ -69,7 +67,7 @@ def generate(
     results: list[list[Completion]] = [[] for _ in prompts]
     by_length = sorted(range(len(prompts)), key=lambda p: (len(prompts[p]), p))
     rows = [(p, s) for p in by_length for s in range(num_samples)]
-    forward = FusedDecoder(model).hidden if can_fuse(model) else partial(_decode_hidden, model)
+    forward = FusedDecoder(model).hidden if can_fuse(model) else model.decode_hidden
     with hold_weights(model):
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
@@ -164,16 +162,6 @@ def _prefill_parts(lengths: Sequence[int]) -> list[list[int]]:
             parts.append([i])
             longest = length
     return parts
-
-
-def _decode_hidden(model: Decoder, tokens_BT: Tensor, positions_BT: Tensor, cache: KVCache, rows: Tensor | None) -> Tensor:
-    """`Decoder.decode` without its head, which a prompt needs at its last position only: final-norm output (B, T, H)."""
-    x_BTH = model.model.embed_tokens(tokens_BT)
-    plan = cache.plan(positions_BT, rows, x_BTH.dtype)
-    tables = rope_tables(positions_BT, model.config.head_dim, model.config.rope_base)
-    for layer, block in enumerate(model.model.layers):
-        x_BTH = block.decode(x_BTH, tables, cache, layer, plan)
-    return model.model.norm(x_BTH)
 
 
 def _completions(tokens_BT: np.ndarray, logprobs_BT: np.ndarray, eos_ids: Sequence[int]) -> list[Completion]:

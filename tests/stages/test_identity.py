@@ -59,3 +59,10 @@ def test_missing_upstream_and_unknown_stage_are_refused(project: Path) -> None:
         fingerprint(project, "two", "bf16")
     with pytest.raises(StageError, match="declares no stage 'two@fp8'; expected one of one, two@bf16"):
         fingerprint(project, "two", "fp8")
+
+
+def test_a_broken_pipeline_file_is_named(project: Path) -> None:
+    for text in ("stages: [a\n", "metrics: []\n", "- a\n"):
+        (project / "dvc.yaml").write_text(text)
+        with pytest.raises(StageError, match="dvc.yaml is no pipeline"):
+            declared_stages(project)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from stages.config import StageError
 from stages.identity import declared_stages
@@ -19,10 +18,7 @@ Graph = Mapping[str, tuple[str, ...]]
 
 def read_graph(root: Path) -> Graph:
     """Upstream stages of every stage of dvc.yaml, in an order in which they can run. StageError for a cycle or unreadable YAML."""
-    try:
-        stages = declared_stages(root)
-    except YAMLError as error:
-        raise StageError(f"{root / 'dvc.yaml'} is not valid YAML: {error}") from error
+    stages = declared_stages(root)
     bodies = read_bodies(root)
     made = {label: _made(bodies[stage.name], stage.item) for label, stage in stages.items()}
     edges = {

@@ -45,7 +45,9 @@ def declared_stages(root: Path) -> dict[str, Declared]:
         raise StageError(f"{path} does not exist; run stages from the project's root folder")
     try:
         raw = YAML(typ="safe").load(path.read_text(encoding="utf-8"))["stages"]
-    except (YAMLError, KeyError, TypeError) as error:
+    except YAMLError as error:
+        raise StageError(f"{path} is not valid YAML: {error}") from None
+    except (KeyError, TypeError) as error:
         raise StageError(f"{path} is no pipeline ({type(error).__name__}: {error}); expected YAML with a section 'stages', see `dvc stage list`") from None
     stages = [declared for name, body in raw.items() for declared in _expand(name, body)]
     return {declared.label: declared for declared in stages}

@@ -28,6 +28,7 @@ from models.storage import sha256_file
 from stages.atomic import write_json
 from stages.config import Section, StageError
 from stages.context import Context
+from stages.device import pick_device
 from stages.evaluating.answers import Decoding, answer_all, choose_problems
 from stages.runner import main
 
@@ -114,7 +115,7 @@ def load(source: Path, trained_tokenizer: Path) -> tuple[Decoder, PreTrainedToke
     else:
         model, folder, weights = exported.load(source), source, source / exported.WEIGHTS
     check_fingerprint(folder, fingerprint(trained_tokenizer))
-    return model.eval(), load_tokenizer(folder), weights
+    return model.to(pick_device()).eval(), load_tokenizer(folder), weights
 
 
 @torch.inference_mode()
@@ -124,11 +125,13 @@ def score_text(cfg: Config, ctx: Context, model: Decoder, tokens: Path) -> dict[
     Each token but a document's first is scored once, within its own document (EVAL-05); the baseline leaves out the same tokens.
     """
     rows = eval_rows(open_mds(tokens / "text" / "test"), min(cfg.text_seq_len, model.config.max_seq_len), max_rows=cfg.text_max_rows)
+    device = model.head_weight.device
     progress, nll = ctx.progress(rows.batch.tokens_BT.size, "tokens", "held-out text"), 0.0
     for start in range(0, len(rows.batch.tokens_BT), cfg.text_batch_rows):
         part = rows.batch.rows(start, start + cfg.text_batch_rows)
-        logits_BTV = model(*(torch.from_numpy(array) for array in (part.tokens_BT, part.positions_BT, part.segments_BT)))
-        nll += float(token_nll(logits_BTV, torch.from_numpy(part.targets_BT)).sum())
+        arrays = (part.tokens_BT, part.positions_BT, part.segments_BT, part.targets_BT)
+        tokens_BT, positions_BT, segments_BT, targets_BT = (torch.from_numpy(array).to(device) for array in arrays)
+        nll += float(token_nll(model(tokens_BT, positions_BT, segments_BT), targets_BT).sum())
         progress.advance(part.tokens_BT.size)
     bpb = bits_per_byte(nll, rows.num_bytes)
     unigram = json.loads((tokens / "report.json").read_text(encoding="utf-8"))["unigram_bits_per_byte"]["test"]

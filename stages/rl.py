@@ -34,6 +34,7 @@ from models.rl.update import Objective, policy_gradients, reference_logprobs
 from stages.atomic import write_json
 from stages.config import Section
 from stages.context import Context, Interrupted
+from stages.device import pick_device
 from stages.rollouts import Decoding, Rollout, greedy_accuracy, prompt_numbers, read_problems, roll_out, rollout_seed, verified_rewards
 from stages.runner import main
 
@@ -137,7 +138,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     val, _ = read_problems(tokenized / "prompts" / "val", longest)
     ctx.begin(cfg.steps)
     ctx.note(f"{accounting.num_params(model.config):,} parameters, {len(train):,} prompts ({too_long:,} too long), "
-             f"reference {'none' if reference is None else 'the sft weights'}, precision {cfg.precision}, cpu")  # fmt: skip
+             f"reference {'none' if reference is None else 'the sft weights'}, precision {cfg.precision}, {pick_device()}")  # fmt: skip
     tokenizer = load_tokenizer(source / "tokenizer")
     ids = control_ids(tokenizer)
     decoding = Decoding(max_new_tokens=cfg.max_new_tokens, eos_ids=[ids[TURN_END], ids[END_OF_TEXT]], batch=cfg.generation_batch)
@@ -177,10 +178,10 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
 
 
 def load_policy(folder: Path, precision: str) -> Decoder:
-    """The model in float32 weights with its linear layers computing in `precision`."""
+    """The model in float32 weights on this machine's device, its linear layers computing in `precision`."""
     model = checkpoint.load_model(folder)[0].float()
     apply_precision(model, precision)
-    return model
+    return model.to(pick_device())
 
 
 def update(cfg: Config, model: Decoder, reference: Decoder | None, optim: torch.optim.Optimizer, rollout: Rollout, step: int,

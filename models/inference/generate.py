@@ -54,13 +54,14 @@ def generate(
     seed: int,
     num_samples: int = 1,
     batch_size: int,
-    advance: Callable[[int], None] | None = None,
+    advance: Callable[[int], None] = lambda n: None,
 ) -> list[list[Completion]]:
     """`num_samples` completions of every prompt: result[prompt][sample].
 
     temperature 0 takes the likeliest token; any other draws from softmax(logits / temperature). A completion ends with the
     first token in `eos_ids` (several may be given) or after `max_new_tokens`. `batch_size` counts rows, so prompts x samples.
-    `advance(n)` is called when n more completions are ready. Raises ValueError for an empty prompt, one that leaves no room
+    `advance(n)` is called when n more completions are ready, and advance(0) after every token, so that what it raises ends the
+    generation at once. Raises ValueError for an empty prompt, one that leaves no room
     for max_new_tokens within the model's max_seq_len, or settings out of range; RuntimeError for logits that are not finite.
     """
     _check(model, prompts, max_new_tokens, temperature, eos_ids, num_samples, batch_size)
@@ -71,11 +72,10 @@ def generate(
     with hold_weights(model):
         for start in range(0, len(rows), batch_size):
             batch = rows[start : start + batch_size]
-            completions = _run_batch(model, forward, prompts, batch, max_new_tokens, temperature, eos_ids, seed)
+            completions = _run_batch(model, forward, prompts, batch, max_new_tokens, temperature, eos_ids, seed, advance)
             for (p, _), completion in zip(batch, completions, strict=True):
                 results[p].append(completion)
-            if advance is not None:
-                advance(len(batch))
+            advance(len(batch))
     return results
 
 
@@ -88,6 +88,7 @@ def _run_batch(
     temperature: float,
     eos_ids: Sequence[int],
     seed: int,
+    advance: Callable[[int], None],
 ) -> list[Completion]:
     """Prefill and decode one batch of (prompt, sample) rows to the end."""
     device = model.head_weight.device
@@ -117,6 +118,7 @@ def _run_batch(
             cache.keep(kept)
             alive_B, token_B, ended_B, wasted = alive_B[kept], token_B[kept], ended_B[kept], 0
         logits_BV = model.head(forward(token_B[:, None], cache.lengths_B[:, None], cache, None).squeeze(1))
+        advance(0)
     if not torch.isfinite(logprobs_TB).all():
         raise RuntimeError(
             "generate: the model's logits are NaN or infinite, so nothing can be sampled; its weights have diverged: train again "

@@ -163,6 +163,7 @@ def test_a_model_in_low_precision_generates_in_that_precision(prompts, precision
 def test_progress_counts_every_completion(model, prompts):
     seen: list[int] = []
     generate(model, prompts, **settings(num_samples=2, batch_size=5, advance=seen.append))
+    seen = [n for n in seen if n]
     assert sum(seen) == 2 * len(prompts) and max(seen) <= 5
 
 

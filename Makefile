@@ -6,7 +6,7 @@ PROFILE ?= nano
 SET ?=
 BIN := $(abspath $(VENV))/bin
 STAMP := $(abspath $(VENV))/.headrace-installed
-RUN := PATH="$(BIN):$$PATH"
+RUN := PATH="$(BIN):$$PATH" OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo repro test test-fast lint ui gpu-check clean distclean

@@ -116,6 +116,8 @@ def _run_stages(plan: Plan, settings: Settings, lock: int, outcomes: dict[str, O
                 futures[label] = work.with_options(name=label, task_run_name=label).submit(
                     plan.root, label, known, stop, env, lock, Limits(settings.deadline, settings.grace), wait_for=upstream)
                 running[futures[label]] = label
+            if not running:  # nothing can start any more, so what still waits would be forgotten
+                return StageFailed(waiting[0], 1, f"never started; it waits for {', '.join(plan.graph[waiting[0]])}", False, log_file(plan.root, waiting[0]))
             done = next(as_completed(list(running)))
             label = running.pop(done)
             result = done.result(raise_on_failure=False)

@@ -1,7 +1,7 @@
 """Compose params.yaml from the Hydra tree in stages/conf, exactly as `dvc exp run -S` does.
 
 `python -m stages.params [--profile NAME] [--set key=value ...] [--check]` writes params.yaml by an atomic rename, or with --check
-only says whether it is what the options compose to. Hydra's override grammar applies: `--set rl.peak_lr=1e-4`.
+only says whether it is what the options compose to. Hydra's override grammar applies: `--set rl.lr=1e-4`.
 """
 
 from __future__ import annotations

@@ -72,9 +72,9 @@ class Config(Section):
     updates_per_rollout: int = Field(ge=1)
     """Passes over each rollout. The clip acts from the second one on."""
     micro_batch_rows: int = Field(ge=1)
-    peak_lr: float = Field(gt=0)
+    lr: float = Field(gt=0)
     warmup_steps: int = Field(ge=0)
-    """Updates until peak_lr is reached; it then stays."""
+    """Updates until lr is reached; it then stays."""
     weight_decay: float = Field(ge=0)
     beta1: float = Field(ge=0, lt=1)
     beta2: float = Field(ge=0, lt=1)
@@ -142,7 +142,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     tokenizer = load_tokenizer(source / "tokenizer")
     ids = control_ids(tokenizer)
     decoding = Decoding(max_new_tokens=cfg.max_new_tokens, eos_ids=[ids[TURN_END], ids[END_OF_TEXT]], batch=cfg.generation_batch)
-    optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
+    optim = adamw(model, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
     step, counters = resume(ctx, model, optim)
 
     def evaluate() -> float:
@@ -218,7 +218,7 @@ def update(cfg: Config, model: Decoder, reference: Decoder | None, optim: torch.
         counters.skipped_in_a_row = counters.skipped_in_a_row + 1 if result.skipped else 0
         if counters.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise RuntimeError(f"gradients were not finite for {counters.skipped_in_a_row} updates in a row (step {step + 1}); weights are those before "
-                               f"them. Lower rl.peak_lr (now {cfg.peak_lr}) or rl.clip_high, or use precision: fp32")  # fmt: skip
+                               f"them. Lower rl.lr (now {cfg.lr}) or rl.clip_high, or use precision: fp32")  # fmt: skip
     values = {
         "lr": lr, "grad_norm": result.grad_norm, "clip_fraction": clipped / (cfg.updates_per_rollout * totals.tokens),
         "logprob_gap_max": first.gap_max, "logprob_gap_mean": first.gap_mean,
@@ -228,7 +228,7 @@ def update(cfg: Config, model: Decoder, reference: Decoder | None, optim: torch.
 
 def learning_rate(cfg: Config, index: int) -> float:
     """Rate of the update with that 0-based index."""
-    return cfg.peak_lr * constant(index, cfg.steps * cfg.updates_per_rollout, cfg.warmup_steps)
+    return cfg.lr * constant(index, cfg.steps * cfg.updates_per_rollout, cfg.warmup_steps)
 
 
 def training_batches(cfg: Config, rollout: Rollout, device: torch.device) -> tuple[list[RolloutBatch], Totals]:

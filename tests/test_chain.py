@@ -1,10 +1,11 @@
-"""The whole chain at smoke size through DVC in a fresh clone: every stage, twice, then one change."""
+"""The whole chain at smoke size through DVC in a fresh clone: every stage, twice, then one change; experiments; real public text."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+
+STAGES_AFTER_RL = {"rl", "export@bf16", "export@int8", "evaluate@rl", "evaluate@bf16", "evaluate@int8", "report"}
 
 
 class Clone:
@@ -69,6 +72,16 @@ def test_second_repro_does_nothing_and_status_is_clean(clone: Clone) -> None:
     """DVC-04, acceptance 1."""
     assert clone.ran(clone.run("dvc", "repro")) == set()
     assert "up to date" in clone.run("dvc", "status")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_experiment_reruns_only_what_depends_on_the_change(clone: Clone) -> None:
+    output = clone.run("dvc", "exp", "run", "-S", "profile=smoke", "-S", "rl.lr=1e-4", "-n", "other-rate")
+    # At this size no answer earns a reward, so the weights, and with them the exports' bytes, may not move: then DVC keeps their evaluations.
+    assert {"rl", "export@bf16", "export@int8", "evaluate@rl", "report"} <= clone.ran(output) <= STAGES_AFTER_RL
+    assert "other-rate" in clone.run("dvc", "exp", "show", "--csv")
+    assert "rl.lr" in clone.run("dvc", "params", "diff")
 
 
 @pytest.mark.slow
@@ -139,3 +152,47 @@ def test_wrong_input_is_a_clear_message_and_exit_code_2(clone: Clone, stage: str
     output = clone.run("python", "-m", f"stages.{stage}", expect=2)
     assert message in output, output[-3000:]
     assert "Traceback" not in output, output[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_real_public_text_end_to_end(clone: Clone, shared_data: Path) -> None:
+    """The `local` recipe over plays (text, by paragraph) and web pages (JSONL), every stage after it."""
+    for name in ("text/tinyshakespeare.txt", "web/c4_demo.jsonl"):
+        shutil.copy(shared_data / name, clone.folder / "data/raw")
+    plays = "{recipe: local, weight: 1.0, options: {paths: [data/raw/tinyshakespeare.txt], format: auto, field: null, documents: paragraph}}"
+    pages = "{recipe: local, weight: 1.0, options: {paths: [data/raw/c4_demo.jsonl], format: auto, field: text, documents: file}}"
+    clone.run("python", "-m", "stages.params", "--profile", "smoke", "--set", "~prepare.mixture.code", "--set", "~prepare.mixture.docs",
+              "--set", f"+prepare.mixture.plays={plays}", "--set", f"+prepare.mixture.pages={pages}")
+    clone.run("dvc", "--wait-for-lock", "repro")
+    report = json.loads((clone.folder / "data/out/prepare/report.json").read_text())
+    assert {"plays", "pages", "problems"} <= set(report["text"]["sources"])
+    assert json.loads((clone.folder / "metrics/report.json").read_text())["problems"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_queued_experiments_run(clone: Clone) -> None:
+    clone.run("dvc", "exp", "run", "--queue", "-S", "profile=smoke", "-S", "rl.lr=2e-4,4e-4")
+    clone.run("dvc", "queue", "start", "-j", "1")
+    deadline = time.monotonic() + 900
+    while time.monotonic() < deadline:
+        status = clone.run("dvc", "queue", "status")
+        assert "Failed" not in status, status + clone.run("dvc", "queue", "logs", status.split("Failed")[0].split()[-2])
+        if status.count("Success") == 2:
+            break
+        time.sleep(3)
+    assert status.count("Success") == 2, status
+    shown = clone.run("dvc", "exp", "show", "--csv")
+    assert "0.0002" in shown and "0.0004" in shown
+    clone.run("dvc", "queue", "stop", "--kill")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_flow_over_a_finished_chain_runs_nothing_and_prints_the_table(clone: Clone) -> None:
+    clone.run("python", "-m", "stages.params", "--profile", "smoke")
+    clone.run("dvc", "repro")
+    output = clone.run("python", "-m", "flows.pipeline", "--profile", "smoke")
+    assert clone.ran(output) == set()
+    assert "evaluate@int8" in output and "make ui" in output

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from stages.tracking.store import Store
+from tests.conftest import ROOT
 from tests.flows.project import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # seconds each on a quiet machine, minutes on a crowded one
@@ -150,6 +152,28 @@ def test_5_nothing_runs_again_but_a_vanished_output_comes_back(project: Project,
     assert {link.data.tags["kind"] for link in links} == {"link"} and len(links) == 6
     artifact = ask(api_url, "artifacts", {"sort": "CREATED_DESC", "limit": 1})[0]
     assert artifact["key"] == "headrace-results" and "| a | the first | up to date | val_loss 0.5 |" in artifact["data"]
+
+
+FORGOTTEN = """
+import dataclasses, pathlib, sys
+from flows.chain import Settings, run_pipeline
+from flows.plan import make_plan
+from flows.workspace import exclusive
+
+with exclusive(pathlib.Path.cwd(), print) as lock:
+    plan = make_plan(pathlib.Path.cwd(), None, [], [])
+    result = run_pipeline(dataclasses.replace(plan, graph={**plan.graph, "end": ("ghost",)}), Settings(), lock)
+print(result.failure)
+"""
+
+
+def test_pre01_a_stage_that_is_never_scheduled_fails_the_flow(project: Project, api_url: str) -> None:
+    project.set("late", "bad", 0)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": api_url}
+    done = subprocess.run([sys.executable, "-c", FORGOTTEN], cwd=project.root, env=env, capture_output=True, text=True, timeout=900, check=True)
+    assert "stage 'end' failed: never started; it waits for ghost" in done.stdout
+    flow_run = newest_run(api_url)
+    assert flow_run["state_type"] == "FAILED" and "stage 'end' failed" in flow_run["state"]["message"]
 
 
 def test_wrong_options_are_code_2_before_anything_runs(project: Project, launch, api_url: str) -> None:

@@ -25,14 +25,14 @@ def test_every_profile_names_itself_and_has_the_same_keys(profile: str, tmp_path
 
 def test_override_changes_one_key(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    write_params(path, compose_params("smoke", ["rl.peak_lr=1e-5"]))
-    assert edited_keys(path) == ["rl.peak_lr"]
+    write_params(path, compose_params("smoke", ["rl.lr=1e-5"]))
+    assert edited_keys(path) == ["rl.lr"]
 
 
 @pytest.mark.parametrize(("profile", "override", "expected"), [
     ("huge", None, "profile 'huge' does not exist; expected one of"),
-    (None, "rl.peak_lrr=1", "rl.peak_lrr"),
-    (None, "rl.peak_lr", "rl.peak_lr"),
+    (None, "rl.lrr=1", "rl.lrr"),
+    (None, "rl.lr", "rl.lr"),
 ])
 def test_bad_composition_is_refused(profile: str | None, override: str | None, expected: str) -> None:
     with pytest.raises(StageError, match=expected):

@@ -27,7 +27,7 @@ VOCAB = 275
 VALUES = dict(
     steps=6, prompts_per_step=8, samples_per_prompt=6, max_new_tokens=12, temperature=1.0, generation_batch=16, advantage="grpo",
     aggregation="token_mean", clip_low=0.2, clip_high=0.28, kl_coef=0.0, kl_estimator="k3", mask_truncated=False,
-    updates_per_rollout=1, micro_batch_rows=16, peak_lr=0.001, warmup_steps=2, weight_decay=0.0, beta1=0.9, beta2=0.95,
+    updates_per_rollout=1, micro_batch_rows=16, lr=0.001, warmup_steps=2, weight_decay=0.0, beta1=0.9, beta2=0.95,
     clip_norm=1.0, precision="fp32", max_logprob_gap=1e-4, eval_every=3, eval_problems=10, checkpoint_every=4,
 )  # fmt: skip
 
@@ -112,7 +112,7 @@ def unbroken(inputs, tmp_path_factory) -> tuple[dict[str, float], Context]:
 
 
 def test_it_learns_the_answers(inputs, tmp_path):
-    metrics, ctx = stage(inputs, tmp_path, steps=16, peak_lr=0.003, eval_every=8, checkpoint_every=16)
+    metrics, ctx = stage(inputs, tmp_path, steps=16, lr=0.003, eval_every=8, checkpoint_every=16)
     rewards = [values["reward"] for _, values in curve(ctx) if "reward" in values]
     assert sum(rewards[:3]) / 3 < 0.5
     assert metrics["reward"] > 0.7
@@ -202,7 +202,7 @@ def test_kl_needs_and_loads_the_reference(inputs, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"updates_per_rollout": 3, "peak_lr": 0.02, "warmup_steps": 0, "mask_truncated": True, "kl_estimator": "k2"},
+        {"updates_per_rollout": 3, "lr": 0.02, "warmup_steps": 0, "mask_truncated": True, "kl_estimator": "k2"},
         {"advantage": "rloo", "aggregation": "seq_mean_token_sum", "temperature": 1.3},
         {"advantage": "dr_grpo", "aggregation": "seq_sum_const", "micro_batch_rows": 5},
         {"aggregation": "seq_mean_token_mean", "kl_coef": 0.01, "kl_estimator": "k2"},

@@ -19,7 +19,7 @@ PARAMS = {
     "shared": {"profile": "toy", "seed": 17},
     "pretrain": {"model": {"num_layers": 2, "hidden_size": 64}, "peak_lr": 0.003, "total_tokens": 40000},
     "sft": {"method": "full", "steps": 60, "peak_lr": 0.001},
-    "rl": {"loss": "grpo", "steps": 30, "peak_lr": 0.0003, "clip": [0.2, 0.28]},
+    "rl": {"loss": "grpo", "steps": 30, "lr": 0.0003, "clip": [0.2, 0.28]},
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from data.conversations import build_chats
+from data.corpus import text_files
 from data.dedupe import content_id
 from data.problems import ProblemSource
 from data.split import SPLITS, check_disjoint
@@ -44,12 +45,20 @@ def held_out_questions(folder: Path) -> frozenset[str]:
     return frozenset(row["prompt"] for split in ("val", "test") for row in read_jsonl(folder / f"{split}.jsonl"))
 
 
+def held_out_items(folder: Path) -> Iterator[tuple[str, str]]:
+    """(id, text) of the validation and test problems: the question, and the question with its answer."""
+    for split in ("val", "test"):
+        for row in read_jsonl(folder / f"{split}.jsonl"):
+            yield f"problems/{split}/{row['id']}", row["prompt"]
+            yield f"problems/{split}/{row['id']}", f"{row['prompt']} {row['answer']}"
+
+
 def check_written(out: Path) -> dict[str, int]:
     """Compare the splits on the files themselves: documents, problem keys, and the questions of chats and problems together.
 
     ValueError on the first key that two splits share; returns how many keys were compared.
     """
-    ids = {split: [row["id"] for row in read_jsonl(out / "text" / f"{split}.jsonl")] for split in SPLITS}
+    ids = {split: [row["id"] for path in text_files(out / "text", split) for row in read_jsonl(path)] for split in SPLITS}
     rows = {split: list(read_jsonl(out / "problems" / f"{split}.jsonl")) for split in SPLITS}
     asked = {split: [*_chat_questions(out / "chat" / f"{split}.jsonl"), *(row["prompt"] for row in rows[split])] for split in SPLITS}
     check_disjoint(ids, "text documents")

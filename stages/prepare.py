@@ -16,8 +16,10 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
+from data.cleaning.contamination import EvaluationIndex, build_index
 from data.corpus import BYTES_PER_TOKEN, Source, merge, plan_jobs, read_jobs
-from data.prepared import check_written, held_out_questions, write_chats, write_problems
+from data.pieces import shared_setting
+from data.prepared import check_written, held_out_items, held_out_questions, write_chats, write_problems
 from data.problems import ProblemSource
 from data.recipes import stdlib
 from data.recipes.index import find_recipe
@@ -29,6 +31,7 @@ from stages.atomic import write_json
 from stages.config import Section, StageError
 from stages.context import Context
 from stages.identity import find_stage
+from stages.mixture import MixingOptions, PhaseOptions, by_size, check_mixture, make_cleaning, phase_targets, source_targets
 
 
 class MixtureEntry(Section):
@@ -36,16 +39,26 @@ class MixtureEntry(Section):
 
     recipe: str
     """A name in data/recipes: local, problems, stdlib."""
-    weight: float = Field(gt=0)
-    """Share of text_tokens, relative to the other sources' weights."""
+    weight: float | None = Field(gt=0)
+    """Share of text_tokens, relative to the other sources' weights. null for all: shares follow from sizes, or from `phases`."""
     options: dict[str, Any]
     """The recipe's own options: exactly the fields of its class."""
+    cleaning: dict[str, Any] = Field(default_factory=dict)
+    """Fields of data/cleaning/policy.py: unicode, rules, languages, near_duplicates, contamination, pii. Empty: nothing is changed."""
+    repeat_cap: int = Field(default=1, gt=0)
+    """Most passes over the source when it has less than its share; only whole passes are made."""
 
     @field_validator("options")
     @classmethod
     def _options_fit_recipe(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         make_recipe(info.data.get("recipe", ""), options)
         return options
+
+    @field_validator("cleaning")
+    @classmethod
+    def _cleaning_is_known(cls, cleaning: dict[str, Any]) -> dict[str, Any]:
+        make_cleaning(cleaning)
+        return cleaning
 
 
 class SplitCounts(Section):
@@ -65,7 +78,11 @@ class Config(Section):
     text_tokens: int = Field(gt=0)
     """Size of the pretraining text in estimated tokens (UTF-8 bytes / 4); the report states what was realised."""
     mixture: dict[str, MixtureEntry] = Field(min_length=1)
-    """Source name -> recipe, weight, options. A source with less than its share is used once, whole; nothing is repeated."""
+    """Source name -> recipe, weight, options. A source with less than its share is used once, whole, unless its repeat_cap allows more."""
+    mixing: MixingOptions
+    """How weights become shares."""
+    phases: list[PhaseOptions]
+    """Mixtures that follow each other, instead of the weights of `mixture`; empty: one mixture throughout."""
     tasks: dict[str, float] = Field(min_length=1)
     """Task name (data/tasks) -> weight among the problems of text, chats, RL and evaluation."""
     num_problems: SplitCounts
@@ -101,10 +118,19 @@ class Config(Section):
         return tasks
 
     @model_validator(mode="after")
+    def _phases_fit_the_mixture(self) -> Config:
+        check_mixture(self.text_tokens, self.weights(), [name for name, entry in self.mixture.items() if entry.recipe == "problems"], self.phases)
+        return self
+
+    @model_validator(mode="after")
     def _leave_some_for_training(self) -> Config:
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError(f"val_fraction + test_fraction below 1, not {self.val_fraction + self.test_fraction}")
         return self
+
+    def weights(self) -> dict[str, float | None]:
+        """Source name -> weight."""
+        return {name: entry.weight for name, entry in self.mixture.items()}
 
 
 def make_recipe(name: str, options: dict[str, Any]) -> Recipe:
@@ -180,10 +206,9 @@ def problem_source(cfg: Config, seed: int) -> ProblemSource:
 
 def text_sources(cfg: Config, seed: int) -> list[Source]:
     """The mixture with each source's share of the budget, by name, so that the order of keys in params.yaml does not matter."""
-    whole = sum(entry.weight for entry in cfg.mixture.values())
-    problems = problem_source(cfg, seed)
-    return [Source(name=name, recipe=make_recipe(entry.recipe, entry.options),
-                   scope=Scope(target_bytes=round(cfg.text_tokens * BYTES_PER_TOKEN * entry.weight / whole), problems=problems))
+    problems, targets = problem_source(cfg, seed), source_targets(cfg.text_tokens, cfg.weights(), cfg.mixing, cfg.phases)
+    return [Source(name=name, recipe=make_recipe(entry.recipe, entry.options), scope=Scope(target_bytes=targets[name], problems=problems),
+                   cleaning=make_cleaning(entry.cleaning), repeat_cap=entry.repeat_cap)
             for name, entry in sorted(cfg.mixture.items())]
 
 
@@ -199,15 +224,24 @@ def chat_counts(cfg: Config) -> dict[str, int]:
 def write_text(cfg: Config, ctx: Context) -> dict[str, object]:
     """text/{split}.jsonl; returns counts per source and split."""
     held_out = held_out_questions(ctx.out / "problems")
-    jobs = plan_jobs(text_sources(cfg, ctx.seed), ctx.work / "text")
+    sources = text_sources(cfg, ctx.seed)
+    jobs = plan_jobs(sources, ctx.work / "text")
     progress = ctx.progress(len(jobs), "parts", "text")
-    resumed = read_jobs(jobs, held_out, cfg.workers, progress.advance)
+    resumed = read_jobs(jobs, held_out, cfg.workers, progress.advance, evaluation_index(sources, ctx.out / "problems"))
     if resumed:
         ctx.note(f"{resumed} of {len(jobs)} parts of text were already read by an interrupted run")
-    facts = merge(jobs, ctx.out / "text", val_fraction=cfg.val_fraction, test_fraction=cfg.test_fraction, seed=ctx.seed)
+    facts = merge(jobs, ctx.out / "text", val_fraction=cfg.val_fraction, test_fraction=cfg.test_fraction, seed=ctx.seed,
+                  phases=phase_targets(cfg.phases, cfg.mixing), by_size=by_size(cfg.text_tokens, cfg.weights(), cfg.mixing, cfg.phases))
     shutil.rmtree(ctx.work / "text")  # as large as the corpus, and from here on the output holds it
-    tokens = sum(source["tokens"] for source in facts["sources"].values())
-    return {**facts, "asked_tokens": cfg.text_tokens, "tokens": tokens, "token_estimate": f"UTF-8 bytes / {BYTES_PER_TOKEN}", "repeats": 0}
+    tokens = sum(source["tokens"] + source.get("repeated_tokens", 0) for source in facts["sources"].values())
+    repeats = sum(source.get("repeated_documents", 0) for source in facts["sources"].values())
+    return {**facts, "asked_tokens": cfg.text_tokens, "tokens": tokens, "token_estimate": f"UTF-8 bytes / {BYTES_PER_TOKEN}", "repeats": repeats}
+
+
+def evaluation_index(sources: list[Source], problems: Path) -> EvaluationIndex | None:
+    """What text must not quote of the held-out problems, when a source asks for it."""
+    settings = shared_setting(sources, "contamination")
+    return build_index(held_out_items(problems), settings.ngram) if settings else None
 
 
 def tell(report: dict, note: Callable[[str], None]) -> None:
@@ -217,7 +251,11 @@ def tell(report: dict, note: Callable[[str], None]) -> None:
         note(f"text '{name}': {source['kept']:,} of {source['records']:,} records, about {source['tokens']:,} tokens "
              f"({source['share']:.1%} of the text, {source['asked_share']:.1%} asked); dropped: {dropped}")
         if source["missing_tokens"]:
-            note(f"text '{name}' is {source['missing_tokens']:,} tokens short of its share; nothing is repeated to fill it")
+            note(f"text '{name}' is {source['missing_tokens']:,} tokens short of its share; "
+                 + (f"it is used {source['epochs']} times" if source.get("repeated_documents") else "nothing is repeated to fill it"))
+    for phase in report["text"].get("phases", ()):
+        mixture = ", ".join(f"{name} {source['share']:.1%}" for name, source in phase["sources"].items() if source["documents"])
+        note(f"phase '{phase['name']}': about {phase['tokens']:,} of {phase['asked_tokens']:,} tokens asked; {mixture}")
 
 
 def metrics(report: dict) -> dict[str, float]:

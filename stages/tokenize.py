@@ -94,6 +94,9 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
 def make_tokenizer(cfg: Config, ctx: Context) -> ChatTokenizer:
     """Train, save and load back, so that what encodes here is what others will load."""
     prepare = ctx.dep("prepare")
+    phases = sorted(path.parent.name for path in (prepare / "text").glob("*/train.jsonl"))
+    if phases:
+        raise StageError(f"prepare wrote text in the phases {', '.join(phases)}, and training takes one mixture; leave one phase, or none, in prepare.phases")
     ctx.note(f"training a byte-level BPE of {cfg.vocab_size:,} entries")
     texts = sample_texts([prepare / "text" / "train.jsonl", prepare / "chat" / "train.jsonl"], ctx.seed, cfg.sample_bytes)
     save_tokenizer(ctx.out / "tokenizer", train_bpe(texts, cfg.vocab_size, cfg.min_frequency), CHAT_TEMPLATE)

@@ -27,6 +27,8 @@ BASE = {
         "notes": {"recipe": "local", "weight": 1.0, "options": {"paths": ["raw/*.jsonl"], "format": "auto", "field": "text", "documents": "file"}},
         "problems": {"recipe": "problems", "weight": 3.0, "options": {"problems_per_document": 4}},
     },
+    "mixing": {"temperature": 1.0},
+    "phases": [],
     "tasks": {"addition": 1.0, "sorting": 1.0},
     "num_problems": {"train": 40, "val": 10, "test": 20},
     "num_chats": 60,

@@ -1,0 +1,214 @@
+"""Pass 1 over text: read each piece of each source, clean it, write what is usable to the work folder.
+
+In: sources of the mixture and the held-out questions. Out: for each piece a JSONL of usable records, an index of their ids, sizes and
+groups with the counts of what was dropped and changed, and, where near-duplicates are looked for, a file of MinHash signatures. Any
+number of processes; a finished piece survives kill -9 and is not read again.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import BinaryIO, Literal, TextIO
+
+from data.cleaning.contamination import EvaluationIndex
+from data.cleaning.minhash import choose_bands, signature
+from data.cleaning.policy import Cleaned, Cleaning, Contamination, NearDuplicates, clean
+from data.cleaning.words import shingles
+from data.dedupe import content_id
+from data.recipes.recipe import Part, Recipe, Scope
+
+QUOTES_SHOWN = 5
+"""Contaminated documents that are reported with the items they quote, for each source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One named entry of the mixture."""
+
+    name: str
+    recipe: Recipe
+    scope: Scope
+    cleaning: Cleaning | None = None
+    """None: only what is empty, undecodable or quotes a held-out question is dropped, and nothing is changed."""
+    repeat_cap: int = 1
+    """Most passes over a source that has less than its share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One piece of one source, and where its result goes. Picklable, so that a worker process can run it."""
+
+    source: Source
+    part: Part
+    lines: Path
+    """JSONL of the usable records."""
+
+    @property
+    def index(self) -> Path:
+        """Counts, ids and sizes; written last, so its existence says that the other files are complete."""
+        return self.lines.with_suffix(".json")
+
+    @property
+    def signatures(self) -> Path:
+        """uint32 MinHash signatures of the records in order, when near-duplicates are looked for."""
+        return self.lines.with_suffix(".minhash")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A usable record on disk."""
+
+    id: str
+    lines: Path
+    offset: int
+    length: int
+    size: int
+    """UTF-8 bytes of its text."""
+    group: str
+    """What decides its split."""
+
+
+def plan_jobs(sources: list[Source], folder: Path) -> list[Job]:
+    """Every piece of every source in order. ValueError (naming the source) when a source has none, or when sources that are compared
+    with each other are to be compared differently."""
+    shared_setting(sources, "near_duplicates")
+    shared_setting(sources, "contamination")
+    jobs = []
+    for source in sources:
+        parts = source.recipe.parts(source.scope)
+        if not parts:
+            raise ValueError(f"source '{source.name}' has nothing to read")
+        jobs += [Job(source, part, folder / source.name / f"{number:05d}.jsonl") for number, part in enumerate(parts)]
+    return jobs
+
+
+def shared_setting(sources: Iterable[Source], name: Literal["near_duplicates", "contamination"]) -> NearDuplicates | Contamination | None:
+    """The one value of a cleaning setting among the sources that have it. ValueError when there are several."""
+    values = {source.name: value for source in sources if source.cleaning and (value := getattr(source.cleaning, name))}
+    if len(set(values.values())) > 1:
+        raise ValueError(f"cleaning.{name} differs between sources ({', '.join(f'{source}: {value}' for source, value in values.items())}); "
+                         "expected the same settings, because these sources are compared with each other")
+    return next(iter(values.values()), None)
+
+
+def read_jobs(jobs: list[Job], held_out: frozenset[str], workers: int, advance: Callable[[], object], evaluation: EvaluationIndex | None = None) -> int:
+    """Pass 1 over all jobs; returns how many were already done by an earlier attempt. `advance` is called after each and may raise.
+
+    `evaluation` holds the items that contamination is judged against, for sources that ask for it.
+    """
+    open_jobs = [job for job in jobs if not is_done(job)]
+    for _ in range(len(jobs) - len(open_jobs)):
+        advance()
+    if workers == 1 or len(open_jobs) < 2:
+        for job in open_jobs:
+            read_job(job, held_out, evaluation)
+            advance()
+        return len(jobs) - len(open_jobs)
+    # spawn, not fork: the parent has threads (the tracker's), and a forked child may inherit their locks in a held state
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        for future in as_completed([pool.submit(read_job, job, held_out, evaluation) for job in open_jobs]):
+            future.result()
+            advance()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)  # after a stop or an error, pieces not yet begun must not run on
+    return len(jobs) - len(open_jobs)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C and SIGTERM to the parent, which stops between pieces; end at once if the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def is_done(job: Job) -> bool:
+    """Whether an earlier attempt finished this very piece, unchanged since."""
+    if not job.index.is_file():
+        return False
+    index = json.loads(job.index.read_text(encoding="utf-8"))
+    return index["part"] == list(job.part) and index["stamp"] == job.source.recipe.stamp(job.part)
+
+
+def read_job(job: Job, held_out: frozenset[str], evaluation: EvaluationIndex | None = None) -> None:
+    """Pass 1 over one piece."""
+    stamp, near = job.source.recipe.stamp(job.part), job.source.cleaning and job.source.cleaning.near_duplicates
+    counts, changed, quoted, entries, signatures, offset = Counter(), Counter(), [], [], bytearray(), 0
+    job.lines.parent.mkdir(parents=True, exist_ok=True)
+    job.index.unlink(missing_ok=True)
+    temporary = job.lines.with_suffix(".tmp")
+    with temporary.open("wb") as handle:
+        for text, group in job.source.recipe.read(job.part, job.source.scope):
+            counts["records"] += 1
+            result = screen(text, held_out, job.source.cleaning, evaluation)
+            changed += result.changed
+            if result.reason:
+                counts[result.reason] += 1
+                if result.quoted and len(quoted) < QUOTES_SHOWN:
+                    quoted.append({"id": content_id(result.text), "items": result.quoted[:3]})
+                continue
+            key = content_id(result.text)
+            line = json.dumps({"id": key, "source": job.source.name, "text": result.text}, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+            handle.write(line)
+            entries.append([key, offset, len(line), len(result.text.encode()), group or key])
+            offset += len(line)
+            if near:
+                bands, rows = choose_bands(near.threshold, near.num_perm)
+                signatures += signature(shingles(result.text, near.ngram), bands * rows).tobytes()
+        _sync(handle)
+    os.replace(temporary, job.lines)
+    if near:
+        with temporary.open("wb") as handle:
+            handle.write(signatures)
+            _sync(handle)
+        os.replace(temporary, job.signatures)
+    with temporary.open("w", encoding="utf-8") as handle:
+        json.dump({"part": list(job.part), "stamp": stamp, "counts": counts, "changed": changed, "quoted": quoted, "entries": entries}, handle)
+        _sync(handle)
+    os.replace(temporary, job.index)
+
+
+def _sync(handle: BinaryIO | TextIO) -> None:
+    handle.flush()
+    os.fsync(handle.fileno())
+
+
+def screen(text: str | None, held_out: frozenset[str], cleaning: Cleaning | None, evaluation: EvaluationIndex | None) -> Cleaned:
+    """The text as it will be used, or why it is not. What is empty as read is "empty"; what cleaning leaves empty has its reason."""
+    reason = reject(text, held_out)
+    if reason or cleaning is None:
+        return Cleaned(text or "", reason, Counter(), ())
+    result = clean(text, cleaning, evaluation)
+    if result.reason is None and not result.text.strip():
+        return result._replace(reason="empty")
+    if result.reason is None and (reason := reject(result.text, held_out)):
+        return result._replace(reason=reason)
+    return result
+
+
+def reject(text: str | None, held_out: frozenset[str]) -> str | None:
+    """Why a record is unusable, or None. A line that equals a held-out question would let training see the exam."""
+    if text is None:
+        return "undecodable"
+    if not text.strip():
+        return "empty"
+    if held_out and not held_out.isdisjoint(line.strip() for line in text.split("\n")):
+        return "contaminated"
+    return None

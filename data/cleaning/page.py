@@ -56,10 +56,10 @@ def share(flags: Sequence[bool]) -> float:
 
 def repeated_share(items: Sequence[str]) -> float:
     """Share of the items that equal an earlier one."""
-    return 1 - len(set(items)) / len(items) if items else 0.0
+    return (len(items) - len(set(items))) / len(items) if items else 0.0
 
 
 def repeated_character_share(items: Sequence[str]) -> float:
     """Share of the items' characters that stand in items equal to an earlier one."""
     whole = sum(map(len, items))
-    return 1 - sum(map(len, set(items))) / whole if whole else 0.0
+    return (whole - sum(map(len, set(items)))) / whole if whole else 0.0

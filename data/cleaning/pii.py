@@ -24,7 +24,7 @@ _IPV4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){1,7}(?::|[0-9A-Fa-f]{1,4}|(?::[0-9A-Fa-f]{1,4}){1,6})(?![\w:])")
 _NOT_AN_ADDRESS = re.compile(r"(?:\bv|\bver|version|release|build|section|chapter|figure|table|\u00a7)[.:= ]*$", re.IGNORECASE)
 _KEY = re.compile(
-    r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY-----[\s\S]{0,16000}?-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY-----"
+    r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY-----(?:[^-]|-(?!----)){0,16000}-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY-----"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
     r"|\bgh[pousr]_[A-Za-z0-9]{36,255}\b|\bgithub_pat_[A-Za-z0-9_]{22,255}\b"
 )

@@ -8,6 +8,7 @@ number of processes; a finished piece survives kill -9 and is not read again.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -150,6 +151,7 @@ def is_done(job: Job) -> bool:
 def read_job(job: Job, held_out: frozenset[str], evaluation: EvaluationIndex | None = None) -> None:
     """Pass 1 over one piece."""
     stamp, near = job.source.recipe.stamp(job.part), job.source.cleaning and job.source.cleaning.near_duplicates
+    num_minima = math.prod(choose_bands(near.threshold, near.num_perm)) if near else 0
     counts, changed, quoted, entries, signatures, offset = Counter(), Counter(), [], [], bytearray(), 0
     job.lines.parent.mkdir(parents=True, exist_ok=True)
     job.index.unlink(missing_ok=True)
@@ -170,8 +172,7 @@ def read_job(job: Job, held_out: frozenset[str], evaluation: EvaluationIndex | N
             entries.append([key, offset, len(line), len(result.text.encode()), group or key])
             offset += len(line)
             if near:
-                bands, rows = choose_bands(near.threshold, near.num_perm)
-                signatures += signature(shingles(result.text, near.ngram), bands * rows).tobytes()
+                signatures += signature(shingles(result.text, near.ngram), num_minima).tobytes()
         _sync(handle)
     os.replace(temporary, job.lines)
     if near:

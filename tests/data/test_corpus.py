@@ -9,11 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from data.corpus import Job, Source, is_done, merge, plan_jobs, read_job, read_jobs, reject
+from data.cleaning.policy import Cleaning, Contamination
+from data.corpus import Job, Source, is_done, merge, plan_jobs, read_job, read_jobs, reject, text_files
 from data.dedupe import content_id
+from data.mixing import BySize, Phase
 from data.problems import ProblemSource
 from data.recipes.recipe import Part, Record, Scope
 from data.split import split_of
+from tests.data.listed import build as listed_build
+from tests.data.listed import by_text
+from tests.data.listed import source as listed_source
 
 PROBLEMS = ProblemSource(seed=0, tasks={"addition": 1.0}, val_fraction=0.2, test_fraction=0.2)
 
@@ -157,3 +162,93 @@ def test_an_error_in_one_piece_stops_the_pass_with_its_message(tmp_path: Path, w
     with pytest.raises(ValueError, match="part 0: malformed"):
         read_jobs([*jobs, broken], frozenset(), workers, lambda: None)
     assert not is_done(broken)
+
+
+LONG_ENOUGH = [f"document {i} " + " ".join(f"w{i}x{j}" for j in range(20)) for i in range(60)]
+
+
+def split_texts(folder: Path, texts: list[str]) -> dict[str, list[str]]:
+    _, files = listed_build(folder, listed_source("a", texts))
+    return {name: [row["text"] for row in rows] for name, rows in files.items()}
+
+
+def test_contamination_by_validation_and_test_text_of_any_source(tmp_path: Path) -> None:
+    """A training document that quotes 13 words of a held-out document is dropped, whatever source that one is of."""
+    splits = split_texts(tmp_path / "plain", LONG_ENOUGH)
+    held = [*splits["val"][:2], *splits["test"][:1]]
+    quoting = [f"They wrote: {' '.join(text.split()[4:18])}, number {i}" for i, text in enumerate(held)]
+    short = f"They wrote: {' '.join(held[0].split()[4:16])} and no more"
+    quoting = [text for i in range(9) for text in (f"{text} take {i}" for text in quoting)]
+    in_train = [text for text in quoting if split_of(content_id(text), 0.2, 0.2) == "train"]
+    facts, files = listed_build(tmp_path / "b", listed_source("a", LONG_ENOUGH), listed_source("b", [*quoting, short], cleaning=Cleaning(contamination=Contamination())))
+    counts = facts["sources"]["b"]
+    assert len(in_train) > 5 and counts["dropped"]["contaminated"] == len(in_train) and counts["kept"] == len(quoting) + 1 - len(in_train)
+    assert not set(in_train) & {row["text"] for rows in files.values() for row in rows}
+    assert len(counts["quotes"]) == 5 and all(quote["items"][0].startswith(("text/val/", "text/test/")) for quote in counts["quotes"])
+    assert counts["quotes"][0]["items"][0].split("/")[2] in {content_id(text) for text in LONG_ENOUGH + quoting}
+    assert counts["missing_tokens"] == (10**9 - counts["kept_bytes"]) // 4
+    assert facts["sources"]["a"]["dropped"]["contaminated"] == 0 and "quotes" not in facts["sources"]["a"]
+
+
+def test_whole_passes_up_to_the_cap_and_never_of_held_out_text(tmp_path: Path) -> None:
+    once = listed_build(tmp_path / "1", listed_source("a", LONG_ENOUGH), listed_source("b", ["only one"]))[1]
+    size = sum(len(text) for text in LONG_ENOUGH)
+    train = sum(len(row["text"]) for row in once["train"] if row["source"] == "a")
+    for cap, target, passes in ((5, size + int(2.9 * train), 3), (2, size + 9 * train, 2), (1, size + 9 * train, 1), (5, size // 2, 1)):
+        facts, files = listed_build(tmp_path / f"{cap}-{target}", listed_source("a", LONG_ENOUGH, target=target, repeat_cap=cap), listed_source("b", ["only one"]))
+        ids = [row["id"] for row in files["train"] if row["source"] == "a"]
+        counts = facts["sources"]["a"]
+        assert ids == ids[: len(ids) // passes] * passes and len(set(ids)) == len(ids) // passes
+        assert facts["splits"]["train"]["documents"] == len(files["train"]) and (files["val"], files["test"]) == (once["val"], once["test"]) or target == size // 2
+        if cap > 1:
+            assert (counts["epochs"], counts["repeated_documents"]) == (passes, len(ids) - len(set(ids)))
+            assert counts["repeated_tokens"] == (passes - 1) * train // 4 or target == size // 2
+            assert counts["missing_tokens"] == (0 if target == size // 2 else (target - size - (passes - 1) * train) // 4)
+        else:
+            assert "epochs" not in counts
+        assert sum(source["share"] for source in facts["sources"].values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_phases_have_mixtures_of_their_own_and_share_the_held_out_text(tmp_path: Path) -> None:
+    """Qwen3's shape: general first, then reasoning-heavy. Every training document is in one phase."""
+    other = [f"other {text}" for text in LONG_ENOUGH]
+    size, other_size = (sum(map(len, texts)) for texts in (LONG_ENOUGH, other))
+    phases = (Phase(name="general", targets={"a": 3 * size // 4, "b": other_size // 4}), Phase(name="reasoning", targets={"a": size // 4, "b": 3 * other_size // 4}))
+    sources = [listed_source("a", LONG_ENOUGH, target=size), listed_source("b", other, target=other_size)]
+    plain_facts, plain = listed_build(tmp_path / "plain", *sources)
+    facts, files = listed_build(tmp_path / "phases", *sources, phases=phases)
+    assert set(files) == {"general/train", "reasoning/train", "val", "test"} and files["val"] == plain["val"] and files["test"] == plain["test"]
+    assert sorted(by_text(files)) == sorted(by_text(plain)) and facts["splits"] == plain_facts["splits"] and facts["sources"] == plain_facts["sources"]
+    assert [path.parent.name for path in text_files(tmp_path / "phases" / "out", "train")] == ["general", "reasoning"]
+    for phase, name, share in zip(facts["phases"], ("general", "reasoning"), (0.75, 0.25)):
+        rows = files[f"{name}/train"]
+        assert phase["name"] == name and sum(source["documents"] for source in phase["sources"].values()) == len(rows)
+        assert phase["tokens"] == sum(len(row["text"]) for row in rows) // 4
+        assert phase["sources"]["a"]["share"] == pytest.approx(share, abs=0.05) and phase["sources"]["a"]["asked_share"] == pytest.approx(share, abs=0.03)
+        assert not any(source["repeated_documents"] for source in phase["sources"].values())
+
+
+def test_one_phase_is_the_plain_corpus_and_repeats_are_told_by_phase(tmp_path: Path) -> None:
+    size = sum(map(len, LONG_ENOUGH))
+    plain = listed_build(tmp_path / "plain", listed_source("a", LONG_ENOUGH, target=size))[1]
+    facts, files = listed_build(tmp_path / "one", listed_source("a", LONG_ENOUGH, target=size), phases=(Phase(name="all", targets={"a": size}),))
+    assert files == plain and [phase["name"] for phase in facts["phases"]] == ["all"]
+    halves = (Phase(name="first", targets={"a": 2 * size}), Phase(name="second", targets={"a": 2 * size}))
+    facts, files = listed_build(tmp_path / "two", listed_source("a", LONG_ENOUGH, target=4 * size, repeat_cap=9), phases=halves)
+    passes = facts["sources"]["a"]["epochs"]
+    assert passes >= 4 and len(files["first/train"]) + len(files["second/train"]) == passes * len(plain["train"])
+    assert sum(phase["sources"]["a"]["repeated_documents"] for phase in facts["phases"]) == facts["sources"]["a"]["repeated_documents"]
+    assert {row["id"] for row in files["first/train"] + files["second/train"]} == {row["id"] for row in plain["train"]}
+    with pytest.raises(ValueError, match="phase late has no document; give more or smaller documents or raise its tokens"):
+        listed_build(tmp_path / "none", listed_source("a", LONG_ENOUGH, target=size), phases=(Phase(name="early", targets={"a": size}), Phase(name="late", targets={"a": 0})))
+
+
+def test_shares_by_size(tmp_path: Path) -> None:
+    """Temperature 2 draws 9 to 1 together to 3 to 1, of what is left after de-duplication."""
+    big, small = [f"{text} {i}" for i in range(9) for text in LONG_ENOUGH], LONG_ENOUGH
+    sizes = {"big": sum(map(len, big)), "small": sum(map(len, small))}
+    total = sizes["small"] * 2
+    facts, _ = listed_build(tmp_path, listed_source("big", big + big), listed_source("small", small), by_size=BySize(total_bytes=total, temperature=2.0))
+    targets = BySize(total_bytes=total, temperature=2.0).targets(sizes)
+    assert {name: counts["asked_tokens"] for name, counts in facts["sources"].items()} == {name: target // 4 for name, target in targets.items()}
+    assert facts["sources"]["small"]["share"] == pytest.approx(0.25, abs=0.02) and facts["sources"]["big"]["dropped"]["duplicate"] == len(big)

@@ -29,7 +29,7 @@ class MixingOptions(Section):
 class PhaseOptions(Section):
     """One stretch of training with a mixture of its own."""
 
-    name: str = Field(pattern=r"[A-Za-z0-9][A-Za-z0-9_-]*")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     tokens: int = Field(gt=0)
     """Its part of text_tokens."""
     weights: dict[str, float] = Field(min_length=1)

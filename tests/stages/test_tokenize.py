@@ -259,3 +259,11 @@ def test_dry_run_reports_sizes_without_inputs(tmp_path: Path, prepare: Path) -> 
     assert facts["token_dtype"] == "uint16" and facts["input_bytes"] == sum(path.stat().st_size for path in prepare.rglob("*.jsonl"))
     facts = plan(CONFIG.model_copy(update={"vocab_size": 70_000}), Context.for_plan("tokenize", None, 0, {"prepare": tmp_path / "absent"}))
     assert facts["token_dtype"] == "uint32" and "prepare has not run" in facts["input_bytes"]
+
+
+def test_text_in_phases_is_refused_before_anything_is_trained(tmp_path: Path, prepare: Path) -> None:
+    for phase in ("reasoning", "general"):
+        write_jsonl(prepare / "text" / phase / "train.jsonl", lines(prepare / "text" / "train.jsonl"))
+    (prepare / "text" / "train.jsonl").unlink()
+    with pytest.raises(StageError, match="prepare wrote text in the phases general, reasoning, and training takes one mixture; leave one phase, or none"):
+        run(CONFIG, context(tmp_path, prepare))

@@ -22,7 +22,7 @@ from data.mixing import BySize, Phase, deal, whole_passes
 from data.pieces import QUOTES_SHOWN, Entry, Job, Source, is_done, plan_jobs, read_job, read_jobs, reject, shared_setting
 from data.split import SPLITS, split_of
 
-__all__ = ["BYTES_PER_TOKEN", "Entry", "Job", "Source", "is_done", "merge", "plan_jobs", "read_job", "read_jobs", "reject", "text_files"]
+__all__ = ["BYTES_PER_TOKEN", "DROPS", "Entry", "Job", "Source", "is_done", "merge", "plan_jobs", "read_job", "read_jobs", "reject", "text_files"]
 
 BYTES_PER_TOKEN = 4
 """Rule of thumb for budgets before a tokenizer exists; tokenize reports the true counts."""

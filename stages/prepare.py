@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
 from data.cleaning.contamination import EvaluationIndex, build_index
-from data.corpus import BYTES_PER_TOKEN, Source, merge, plan_jobs, read_jobs
+from data.corpus import BYTES_PER_TOKEN, DROPS, Source, merge, plan_jobs, read_jobs
 from data.pieces import shared_setting
 from data.prepared import check_written, held_out_items, held_out_questions, write_chats, write_problems
 from data.problems import ProblemSource
@@ -261,11 +261,13 @@ def tell(report: dict, note: Callable[[str], None]) -> None:
 def metrics(report: dict) -> dict[str, float]:
     """The counts worth comparing between runs."""
     sources = report["text"]["sources"].values()
+    cleaned = sum(count for s in sources for reason, count in s["dropped"].items() if reason not in DROPS)
     return {
         "text_documents": sum(s["kept"] for s in sources),
         "text_tokens": report["text"]["tokens"],
         "text_missing_tokens": sum(s["missing_tokens"] for s in sources),
-        **{f"dropped_{reason}": sum(s["dropped"][reason] for s in sources) for reason in ("empty", "undecodable", "contaminated", "duplicate", "over_budget")},
+        **{f"dropped_{reason}": sum(s["dropped"][reason] for s in sources) for reason in DROPS},
+        **({"dropped_cleaning": cleaned} if cleaned else {}),
         **{f"chats_{split}": report["chat"][split]["kept"] for split in SPLITS},
         **{f"problems_{split}": report["problems"][split]["kept"] for split in SPLITS},
     }

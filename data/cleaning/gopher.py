@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from data.cleaning.page import Page, Rule, repeated_character_share, repeated_share, share
-from data.cleaning.words import hash_ngrams
+from data.cleaning.words import distinct, hash_ngrams
 
 STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _ELLIPSES = ("...", "\u2026")
@@ -86,11 +86,9 @@ def repeated_ngrams(page: Page, n: int) -> bool:
 def top_ngram_share(page: Page, n: int) -> float:
     """Share of the words' characters that stand in the most frequent n-gram (of equally frequent ones, the one that covers most)."""
     ngrams_M = hash_ngrams(page.word_hashes, n)
-    if not len(ngrams_M):
+    if len(distinct(ngrams_M)) == len(ngrams_M):
         return 0.0
     _, first, which_M, counts = np.unique(ngrams_M, return_index=True, return_inverse=True, return_counts=True)
-    if counts.max() < 2:
-        return 0.0
     characters_M = np.convolve(page.word_lengths, np.ones(n, np.int64), "valid")
     longest = np.lexsort((first, -characters_M[first], -counts))[0]
     return _covered_share(page, np.flatnonzero(which_M == longest), n)
@@ -99,6 +97,8 @@ def top_ngram_share(page: Page, n: int) -> float:
 def repeated_ngram_share(page: Page, n: int) -> float:
     """Share of the words' characters that stand in n-grams seen before in the document."""
     ngrams_M = hash_ngrams(page.word_hashes, n)
+    if len(distinct(ngrams_M)) == len(ngrams_M):
+        return 0.0
     _, first = np.unique(ngrams_M, return_index=True)
     again_M = np.ones(len(ngrams_M), bool)
     again_M[first] = False

@@ -1,7 +1,8 @@
 """Quality rules by name: families and single rules, applied in the order given.
 
 In: text and names. Out: the text without the lines that line rules dropped, the name of the page rule that objected or None, and how
-many lines or marks were taken out. To leave one rule of a family out, list the others.
+many lines or marks were taken out. To leave one rule of a family out, list the others. The families count words between spaces and
+English stop words, so on text in other languages, and on program code, they drop most of it: they are for English web pages.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ def test_cleaning_from_params_to_report(project: Path) -> None:  # noqa: F811
     counts = report["text"]["sources"]["notes"]
     assert counts["records"] == counts["kept"] + sum(counts["dropped"].values()) == 123
     assert counts["dropped"]["c4_curly_bracket"] == 1 and counts["dropped"]["near_duplicate"] >= 1
+    assert metrics["dropped_cleaning"] == sum(counts["dropped"].get(reason, 0) for reason in ("c4_curly_bracket", "near_duplicate", "language"))
     assert counts["changed"]["masked_email"] == counts["changed"]["masked_ip"] == 1
     assert report["text"]["near_duplicates"]["threshold"] == 0.5 and any("near_duplicate" in note for note in notes)
     prepare(project / "b", mixture=mixture, workers=2)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import tee
 from pathlib import Path
 
 from data.cleaning.contamination import EvaluationIndex, build_index, is_contaminated, overlap
@@ -103,9 +104,9 @@ def merge(jobs: list[Job], out: Path, *, val_fraction: float, test_fraction: flo
             handles[name] = stack.enter_context((out / f"{name}.jsonl").open("wb"))
         for choice in _choices(jobs, near, targets, seed):
             choice = _without_quotes(choice, split, held_out)
-            placed = list(_place(choice, split, files, phases, seed))
+            placed, again = tee(_place(choice, split, files, phases, seed))
             tally = tallies[choice.source.name] = _Tally()
-            for (_, file, repeated), (entry, line) in zip(placed, _lines(entry for entry, _, _ in placed)):
+            for (_, file, repeated), (entry, line) in zip(placed, _lines(entry for entry, _, _ in again)):
                 handles[file].write(line)
                 tally.add(file, entry, repeated)
             facts[choice.source.name] = _facts(choice, tally)

@@ -21,6 +21,7 @@ from data.dedupe import fill_budget, first_occurrences
 from data.grouping import NearResult, near_duplicates
 from data.mixing import BySize, Phase, deal, whole_passes
 from data.pieces import QUOTES_SHOWN, Entry, Job, Source, is_done, plan_jobs, read_job, read_jobs, reject, shared_setting
+from data.sources.faults import Faults
 from data.split import SPLITS, split_of
 
 __all__ = ["BYTES_PER_TOKEN", "DROPS", "Entry", "Job", "Source", "is_done", "merge", "plan_jobs", "read_job", "read_jobs", "reject", "text_files"]
@@ -41,6 +42,8 @@ class _Choice:
     """Records, and those dropped so far by reason."""
     changed: Counter
     quoted: list[dict]
+    places: dict[str, list[str]]
+    """Where the first records that do not fit stand, by reason."""
     target: int
     """Bytes wanted."""
     num_quoting: int = 0
@@ -136,13 +139,16 @@ def _choices(jobs: list[Job], near: NearResult, targets: Mapping[str, int] | Non
 
 def _choose(source: Source, jobs: list[Job], near: NearResult, seen: set[str], target: int | None, seed: int) -> _Choice:
     """The source's entries that are new and fit its budget, in reading order, and its counts."""
-    counts, changed, quoted, usable = Counter(), Counter(), [], []
+    counts, changed, quoted, usable, faults = Counter(), Counter(), [], [], Faults()
     for job in jobs:
         index = json.loads(job.index.read_text(encoding="utf-8"))
         counts.update(index["counts"])
         changed.update(index["changed"])
         quoted += index["quoted"]
+        faults.extend(index["faults"])
         usable += [Entry(key, job.lines, offset, length, size, group) for key, offset, length, size, group in index["entries"]]
+    faults.check(source.name, counts["records"], source.max_bad_fraction)
+    counts.update(faults.counts)
     if not usable:
         raise ValueError(f"source '{source.name}' has no usable text: {counts['records']:,} records, of which "
                          + (", ".join(f"{count:,} {reason}" for reason, count in _ordered(counts) if count and reason != "records") or "none"))
@@ -157,7 +163,7 @@ def _choose(source: Source, jobs: list[Job], near: NearResult, seen: set[str], t
         fits = fill_budget([e.id for e in new], [e.size for e in new], target, seed)
         counts["over_budget"] = fits.count(False)
         new = [entry for entry, fit in zip(new, fits) if fit]
-    return _Choice(source=source, kept=new, counts=counts, changed=changed, quoted=quoted[:QUOTES_SHOWN], target=target or 0)
+    return _Choice(source=source, kept=new, counts=counts, changed=changed, quoted=quoted[:QUOTES_SHOWN], places=faults.places, target=target or 0)
 
 
 def _ordered(counts: Counter) -> list[tuple[str, int]]:
@@ -230,7 +236,7 @@ def _facts(choice: _Choice, tally: _Tally) -> dict:
     assert counts["records"] == len(choice.kept) + sum(dropped.values()), f"source '{source.name}': {counts} in, {len(choice.kept)} kept, dropped {dropped}"
     missing = 0 if dropped["over_budget"] and not choice.num_quoting else choice.target - size - again
     facts = {"records": counts["records"], "kept": len(choice.kept), "dropped": dropped, "kept_bytes": size, "tokens": size // BYTES_PER_TOKEN,
-             "asked_tokens": choice.target // BYTES_PER_TOKEN, "missing_tokens": missing // BYTES_PER_TOKEN}
+             "asked_tokens": choice.target // BYTES_PER_TOKEN, "missing_tokens": missing // BYTES_PER_TOKEN, "places": choice.places}
     if source.cleaning:
         facts |= {"changed": dict(choice.changed), "quotes": choice.quoted}
     if source.repeat_cap > 1:

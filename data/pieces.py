@@ -27,6 +27,7 @@ from data.cleaning.policy import Cleaned, Cleaning, Contamination, NearDuplicate
 from data.cleaning.words import shingles
 from data.dedupe import content_id
 from data.recipes.recipe import Part, Recipe, Scope
+from data.sources.faults import Faults
 
 QUOTES_SHOWN = 5
 """Contaminated documents that are reported with the items they quote, for each source."""
@@ -43,6 +44,8 @@ class Source:
     """None: only what is empty, undecodable or quotes a held-out question is dropped, and nothing is changed."""
     repeat_cap: int = 1
     """Most passes over a source that has less than its share."""
+    max_bad_fraction: float = 0.0
+    """Records that may not fit the source's format; at 0 the first one stops the stage at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +155,18 @@ def read_job(job: Job, held_out: frozenset[str], evaluation: EvaluationIndex | N
     """Pass 1 over one piece."""
     stamp, near = job.source.recipe.stamp(job.part), job.source.cleaning and job.source.cleaning.near_duplicates
     num_minima = math.prod(choose_bands(near.threshold, near.num_perm)) if near else 0
-    counts, changed, quoted, entries, signatures, offset = Counter(), Counter(), [], [], bytearray(), 0
+    counts, changed, faults, quoted, entries, signatures, offset = Counter(), Counter(), Faults(), [], [], bytearray(), 0
     job.lines.parent.mkdir(parents=True, exist_ok=True)
     job.index.unlink(missing_ok=True)
     temporary = job.lines.with_suffix(".tmp")
     with temporary.open("wb") as handle:
-        for text, group in job.source.recipe.read(job.part, job.source.scope):
+        for text, group, fault, place in job.source.recipe.read(job.part, job.source.scope):
             counts["records"] += 1
+            if fault is not None:
+                if not job.source.max_bad_fraction:
+                    raise ValueError(fault.at(place))
+                faults.add(fault, place)
+                continue
             result = screen(text, held_out, job.source.cleaning, evaluation)
             changed += result.changed
             if result.reason:
@@ -181,7 +189,8 @@ def read_job(job: Job, held_out: frozenset[str], evaluation: EvaluationIndex | N
             _sync(handle)
         os.replace(temporary, job.signatures)
     with temporary.open("w", encoding="utf-8") as handle:
-        json.dump({"part": list(job.part), "stamp": stamp, "counts": counts, "changed": changed, "quoted": quoted, "entries": entries}, handle)
+        json.dump({"part": list(job.part), "stamp": stamp, "counts": counts, "changed": changed, "faults": faults.to_dict(), "quoted": quoted,
+                   "entries": entries}, handle)
         _sync(handle)
     os.replace(temporary, job.index)
 

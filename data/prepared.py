@@ -1,20 +1,21 @@
 """The files of prepare that hold problems and chats: written, and checked together with the text.
 
 In: a ProblemSource and counts. Out: problems/{train,val,test}.jsonl {id, task, prompt, answer} and chat/{train,val,test}.jsonl
-{id, source, messages}, with counts of what was drawn, kept and dropped. JSONL here ends lines with LF only; a text may hold any
-other line separator unescaped, so read it line by line, not with str.splitlines.
+{id, source, messages}, with counts of what was drawn, kept and dropped; data/ingest.py appends the records of sources. JSONL here
+ends lines with LF only; a text may hold any other line separator unescaped, so read it line by line, not with str.splitlines.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from data.conversations import build_chats
 from data.corpus import text_files
 from data.dedupe import content_id
+from data.ingest import question_digest, questions
 from data.problems import ProblemSource
 from data.split import SPLITS, check_disjoint
 
@@ -45,6 +46,12 @@ def held_out_questions(folder: Path) -> frozenset[str]:
     return frozenset(row["prompt"] for split in ("val", "test") for row in read_jsonl(folder / f"{split}.jsonl"))
 
 
+def owned_questions(out: Path) -> dict[str, str]:
+    """Digest of every question of the problems and chats below `out` -> the split that holds it."""
+    return {question_digest(question): split for split in SPLITS
+            for question in [*(row["prompt"] for row in read_jsonl(out / "problems" / f"{split}.jsonl")), *_questions(out, split, frozenset())]}
+
+
 def held_out_items(folder: Path) -> Iterator[tuple[str, str]]:
     """(id, text) of the validation and test problems: the question, and the question with its answer."""
     for split in ("val", "test"):
@@ -53,22 +60,37 @@ def held_out_items(folder: Path) -> Iterator[tuple[str, str]]:
             yield f"problems/{split}/{row['id']}", f"{row['prompt']} {row['answer']}"
 
 
-def check_written(out: Path) -> dict[str, int]:
-    """Compare the splits on the files themselves: documents, problem keys, and the questions of chats and problems together.
+def check_written(out: Path, sources: Collection[str] = ()) -> dict[str, int]:
+    """Compare the splits on the files themselves: documents, problem keys, and the questions of chats, preferences and problems together.
 
-    ValueError on the first key that two splits share; returns how many keys were compared.
+    Of records that come from `sources` the first question counts: it decided their split, while later turns ("and then?") say
+    nothing alone. ValueError on the first key that two splits share; returns how many keys were compared.
     """
     ids = {split: [row["id"] for path in text_files(out / "text", split) for row in read_jsonl(path)] for split in SPLITS}
     rows = {split: list(read_jsonl(out / "problems" / f"{split}.jsonl")) for split in SPLITS}
-    asked = {split: [*_chat_questions(out / "chat" / f"{split}.jsonl"), *(row["prompt"] for row in rows[split])] for split in SPLITS}
+    asked = {split: [*_questions(out, split, frozenset(sources)), *(row["prompt"].strip() for row in rows[split])] for split in SPLITS}
     check_disjoint(ids, "text documents")
     check_disjoint({split: [row["id"] for row in rows[split]] for split in SPLITS}, "problem keys")
     check_disjoint(asked, "questions of chats and problems")
     return {"documents": sum(map(len, ids.values())), "questions": sum(map(len, asked.values())), "shared": 0}
 
 
-def _chat_questions(path: Path) -> Iterator[str]:
-    return (message["content"] for chat in read_jsonl(path) for message in chat["messages"] if message["role"] == "user")
+def check_filled(out: Path, folders: Iterable[str]) -> None:
+    """ValueError when a split of one of the folders holds nothing."""
+    for folder in folders:
+        empty = [split for split in SPLITS if not (out / folder / f"{split}.jsonl").stat().st_size]
+        if empty:
+            raise ValueError(f"{folder} split {' and '.join(empty)} is empty; give the sources of {folder} more records, raise the split's fraction, "
+                             "or let built-in ones fill it (prepare.num_chats, prepare.num_problems)")
+
+
+def _questions(out: Path, split: str, sources: frozenset[str]) -> Iterator[str]:
+    """What the users of a split's chats and preferences ask, in order; of records from `sources` the first question only."""
+    for folder in ("chat", "preference"):
+        path = out / folder / f"{split}.jsonl"
+        for row in read_jsonl(path) if path.is_file() else ():
+            asked = [text.strip() for text in questions(row)]
+            yield from asked[:1] if row["source"] in sources else asked
 
 
 def read_jsonl(path: Path) -> Iterator[dict]:

@@ -36,6 +36,8 @@ class Tally:
     tokens_by_source: Counter[str] = field(default_factory=Counter)
     spelled: Counter[str] = field(default_factory=Counter)
     """Control tokens spelled out in the content; they were encoded as ordinary text."""
+    lengths: Counter[int] = field(default_factory=Counter)
+    """Rows by the bit length of their number of tokens: 8 counts those of 128 to 255."""
     counts_V: NDArray[np.int64] = field(init=False)
     """Occurrences of each token."""
     first_counts_V: NDArray[np.int64] = field(init=False)
@@ -48,15 +50,17 @@ class Tally:
         """Count one row."""
         self.rows += 1
         self.longest = max(self.longest, len(tokens))
+        self.lengths[len(tokens).bit_length()] += 1
         self.tokens_by_source[source] += len(tokens)
         np.add.at(self.counts_V, tokens, 1)
         self.first_counts_V[tokens[0]] += 1
 
     def report(self) -> dict[str, object]:
-        """The counts, for JSON."""
+        """The counts, for JSON. A key of `lengths` is the largest number of tokens that its rows may have."""
         return {
             "rows": self.rows, "tokens": int(self.counts_V.sum()), "bytes": self.text_bytes, "supervised_tokens": self.supervised,
             "longest_row": self.longest, "tokens_by_source": dict(self.tokens_by_source), "spelled_control_tokens": dict(self.spelled),
+            "lengths": {str(2**bits - 1): rows for bits, rows in sorted(self.lengths.items())},
         }
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.rows import Tally, chat_rows, prompt_rows, read_records, sample_texts, text_rows
 from data.tokenizer import control_ids, plain_encoder
@@ -36,8 +38,18 @@ def test_tally_by_hand() -> None:
     seven, end = int(rows[2]["tokens"][0]), 0
     assert tally.report() == {
         "rows": 3, "tokens": 9, "bytes": 6, "supervised_tokens": 0, "longest_row": 4, "tokens_by_source": {"a": 3, "b": 6}, "spelled_control_tokens": {},
+        "lengths": {"3": 2, "7": 1},
     }
     assert (tally.counts_V[seven], tally.first_counts_V[seven], tally.counts_V[end], tally.first_counts_V.sum()) == (4, 3, 3, 3)
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=30))
+def test_every_row_is_in_the_one_bin_that_holds_its_length(lengths: list[int]) -> None:
+    tally = Tally(VOCAB)
+    for length in lengths:
+        tally.add(np.zeros(length, np.uint16), "a")
+    assert tally.report()["lengths"] == {str(top): count for top in (2**bits - 1 for bits in range(1, 14))
+                                         if (count := sum(top // 2 < length <= top for length in lengths))}
 
 
 def test_groups_change_nothing() -> None:

@@ -7,7 +7,8 @@ and positions tell series apart, never colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stages.reporting import svg
@@ -229,6 +230,36 @@ def bar_chart(title: str, rows: Sequence[tuple[str, float, str]], width: float) 
             svg.rect(0, top + 19, max(1.0, share * width), 9, "bar", f"{name}: {words}"),
         ]
     return svg.drawing(width, len(rows) * pitch - 6, f"{title}. " + "; ".join(f"{name}: {words}" for name, _, words in rows), parts)
+
+
+def doubling_histogram(title: str, x: Axis, y: Axis, counts: Mapping[int, int], width: float, height: float) -> str:
+    """Counts of whole numbers in bins that double, {largest number of the bin: count}: 1, 2 to 3, 4 to 7, ... Empty bins between
+    others are drawn as gaps, so that a step to the right is always twice the length."""
+    if not any(counts.values()) or not all(top > 0 and (top + 1).bit_count() == 1 for top in counts):
+        raise ValueError(f"doubling_histogram '{title}' got {dict(counts)}, expected counts of bins that end at 1, 3, 7, 15, ...")
+    filled = [top.bit_length() for top, count in counts.items() if count]
+    first, last = min(filled), max(filled)
+    up = Scale(0.0, max(counts.values()) * 1.06, height - BOTTOM, TOP)
+    pitch = (width - LEFT - 8) / (last - first + 1)
+    across = Scale(first, last + 1, LEFT, LEFT + pitch * (last - first + 1))
+    parts = [svg.text(0, 12, y.label, "axis"), svg.text(across.end, height - 3, x.label, "axis", "end")]
+    for value, label in _ticks(up, 4, y.whole):
+        parts += [svg.line(LEFT, up(value), across.end, up(value), "grid"), svg.text(LEFT - 6, up(value) + 4, label, "tick", "end")]
+    for bits in range(first, last + 1):
+        count = counts.get(2**bits - 1, 0)
+        gap = min(3.0, pitch / 8)
+        place, tip = (across(bits) + gap, up(count), pitch - 2 * gap, up.start - up(count)), f"{bin_words(2**bits - 1)}: {count:,}"
+        parts += [svg.rect(*place, "bar", tip)] if count else []
+    parts.append(svg.line(LEFT, up.start, across.end, up.start, "baseline"))
+    every = math.ceil(max(svg.text_width(f"{2**last}") + 8, 1) / pitch)
+    parts += [svg.text(across(bits), up.start + 16, f"{2 ** (bits - 1)}", "tick", "middle") for bits in range(first, last + 2, every)]
+    words = ", ".join(f"{bin_words(top)} {count:,}" for top, count in sorted(counts.items()) if count)
+    return svg.drawing(width, height, f"{title}. {words}", parts)
+
+
+def bin_words(top: int) -> str:
+    """A bin by its ends: 255 -> "128 to 255"."""
+    return f"{(top + 1) // 2} to {top}" if top > 1 else "1"
 
 
 def share_track(label: str, marks: Sequence[tuple[float, str]], width: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,29 @@ KINDS = (("text", "text", TEXT), ("chat", "chat", "chats"), ("problems", "prompt
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a source comes from: what its records are and how that is known, under which terms, at which version."""
+
+    name: str
+    kind: str
+    format: str
+    detected_from: int | None
+    """How many first records told the format; None when the entry did, or nothing had to."""
+    licence: str | None
+    revision: str | None
+    """None for files of this machine and for what is made here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A dropped document and the evaluation items it quotes."""
+
+    source: str
+    document: str
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TextSource:
     """One source of pretraining text: records read, kept and dropped by reason; share of the text, wanted and realised."""
 
@@ -34,6 +57,50 @@ class TextSource:
     share: float
     asked_share: float
     missing_tokens: float
+    places: Mapping[str, Sequence[str]]
+    """Where the first records that do not fit stand, by reason."""
+    changed: Mapping[str, int] | None
+    """What cleaning changed, by kind; None when nothing is cleaned."""
+    epochs: int
+    """How often it is used, whole."""
+    repeated_documents: int
+    repeated_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSource:
+    """One source of chats, preferences or prompts."""
+
+    name: str
+    records: int
+    kept: int
+    dropped: Mapping[str, int]
+    splits: Mapping[str, int]
+    places: Mapping[str, Sequence[str]]
+    unused_fields: Mapping[str, int]
+    """Fields that the format has no use for -> records that have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearDuplicates:
+    """What the search for near-duplicates found, over all sources that take part."""
+
+    threshold: float
+    ngram: int
+    documents: int
+    groups: int
+    in_groups: int
+    largest_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One stretch of training text with a mixture of its own: source -> (share, asked share)."""
+
+    name: str
+    tokens: float
+    asked_tokens: float
+    shares: Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +115,8 @@ class Split:
     longest: int
     repeats: int | None
     """Draws thrown away because they repeated an earlier one; None where nothing is drawn."""
+    lengths: Mapping[int, int]
+    """Most tokens of a bin (1, 3, 7, 15, ...) -> rows in it. Empty when tokenize did not count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +124,13 @@ class Corpus:
     """What the models were trained on. `unigram_bpb` is the baseline in bits per byte of held-out text, by split."""
 
     sources: tuple[TextSource, ...]
+    records: tuple[RecordSource, ...]
+    origins: tuple[Origin, ...]
+    quotes: tuple[Quote, ...]
+    """The first of each source."""
+    near_duplicates: NearDuplicates | None
+    """None when nobody looked."""
+    phases: tuple[Phase, ...]
     splits: tuple[Split, ...]
     vocab_size: int
     unigram_bpb: Mapping[str, float]
@@ -101,19 +177,29 @@ def pick(content: Mapping, path: Path, *keys: str) -> object:
 
 
 def read_corpus(prepare: Path, tokenize: Path) -> Corpus:
-    """Counts of the prepared and tokenised data."""
+    """Counts of the prepared and tokenised data. What only some settings bring (cleaning, repeats, phases, records) may be absent."""
     prepared, tokenised = prepare / "report.json", tokenize / "report.json"
     made, encoded = read_json(prepared), read_json(tokenised)
-    sources = tuple(_text_source(name, facts, prepared) for name, facts in sorted(pick(made, prepared, "text", "sources").items()))
+    text, found = pick(made, prepared, "text", "sources"), made.get("sources", {})
     splits = tuple(
         _split(words, split, _repeats(made, kind, split), pick(encoded, tokenised, shards, split), tokenised)
         for kind, shards, words in KINDS
         for split in SPLITS
     )
-    baseline = {split: number(value) for split, value in pick(encoded, tokenised, "unigram_bits_per_byte").items()}
-    overlap = {key: int(pick(made, prepared, "overlap", key)) for key in ("documents", "questions", "shared")}
     return Corpus(
-        sources, splits, int(pick(encoded, tokenised, "vocab_size")), baseline, overlap, _interpreter(made.get("interpreter"), prepared)
+        sources=tuple(_text_source(name, facts, prepared) for name, facts in sorted(text.items())),
+        records=tuple(_record_source(name, facts, prepared) for name, facts in sorted(found.items()) if name not in text),
+        origins=tuple(_origin(name, facts, prepared) for name, facts in sorted(found.items())),
+        quotes=tuple(
+            Quote(name, str(quote["id"]), tuple(quote["items"])) for name, facts in sorted(text.items()) for quote in facts.get("quotes", ())
+        ),
+        near_duplicates=_near_duplicates(made["text"].get("near_duplicates"), prepared),
+        phases=tuple(_phase(facts, prepared) for facts in made["text"].get("phases", ())),
+        splits=splits,
+        vocab_size=int(pick(encoded, tokenised, "vocab_size")),
+        unigram_bpb={split: number(value) for split, value in pick(encoded, tokenised, "unigram_bits_per_byte").items()},
+        overlap={key: int(pick(made, prepared, "overlap", key)) for key in ("documents", "questions", "shared")},
+        interpreter=_interpreter(made.get("interpreter"), prepared),
     )
 
 
@@ -133,7 +219,44 @@ def _text_source(name: str, facts: Mapping, path: Path) -> TextSource:
         share=number(pick(facts, path, "share")),
         asked_share=number(pick(facts, path, "asked_share")),
         missing_tokens=number(pick(facts, path, "missing_tokens")),
+        places=facts.get("places", {}),
+        changed=facts.get("changed"),
+        epochs=int(facts.get("epochs", 1)),
+        repeated_documents=int(facts.get("repeated_documents", 0)),
+        repeated_tokens=number(facts.get("repeated_tokens", 0)),
     )
+
+
+def _record_source(name: str, facts: Mapping, path: Path) -> RecordSource:
+    return RecordSource(
+        name=name,
+        records=int(pick(facts, path, "records")),
+        kept=int(pick(facts, path, "kept")),
+        dropped=dict(pick(facts, path, "dropped")),
+        splits={split: int(pick(facts, path, "splits", split)) for split in SPLITS},
+        places=facts.get("places", {}),
+        unused_fields=facts.get("unused_fields", {}),
+    )
+
+
+def _origin(name: str, facts: Mapping, path: Path) -> Origin:
+    kind, form = (str(pick(facts, path, key)) for key in ("kind", "format"))
+    return Origin(name, kind, form, facts.get("detected_from"), facts.get("licence"), facts.get("revision"))
+
+
+def _near_duplicates(facts: Mapping | None, path: Path) -> NearDuplicates | None:
+    if facts is None:
+        return None
+    counts = (int(pick(facts, path, key)) for key in ("ngram", "documents", "groups", "in_groups", "largest_group"))
+    return NearDuplicates(number(pick(facts, path, "threshold")), *counts)
+
+
+def _phase(facts: Mapping, path: Path) -> Phase:
+    shares = {
+        name: (number(pick(source, path, "share")), number(pick(source, path, "asked_share")))
+        for name, source in sorted(pick(facts, path, "sources").items())
+    }
+    return Phase(str(pick(facts, path, "name")), number(pick(facts, path, "tokens")), number(pick(facts, path, "asked_tokens")), shares)
 
 
 def _repeats(made: Mapping, kind: str, split: str) -> int | None:
@@ -142,7 +265,8 @@ def _repeats(made: Mapping, kind: str, split: str) -> int | None:
 
 def _split(kind: str, split: str, repeats: int | None, facts: Mapping, path: Path) -> Split:
     rows, tokens, supervised, longest = (int(pick(facts, path, key)) for key in ("rows", "tokens", "supervised_tokens", "longest_row"))
-    return Split(kind, split, rows, tokens, supervised, longest, repeats)
+    lengths = {int(top): int(count) for top, count in facts.get("lengths", {}).items()}
+    return Split(kind, split, rows, tokens, supervised, longest, repeats, lengths)
 
 
 def read_export(name: str, folder: Path) -> Export:

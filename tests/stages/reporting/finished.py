@@ -106,6 +106,63 @@ def prepare_report() -> dict:
     }
 
 
+def varied_prepare_report() -> dict:
+    """The same with everything that settings can add: cleaning, near-duplicates, quotes, repeats, phases, sources of records."""
+    report = prepare_report()
+    texts = report["text"]["sources"]
+    texts["web"] = texts.pop("stdlib")
+    texts["web"] |= {
+        "records": 5336,
+        "dropped": texts["web"]["dropped"] | {"contaminated": 9, "near_duplicate": 61, "gopher_word_count": 30, "not valid JSON": 5},
+        "changed": {"c4_short_line": 812, "masked_email": 14, "normalised": 33},
+        "quotes": [{"id": "a1" * 16, "items": ["problems/test/" + "b2" * 16, "text/val/" + "c3" * 16]}],
+        "places": {"not valid JSON": ["data/raw/web/part-0007.jsonl:1204", "data/raw/web/part-0007.jsonl:1205"]},
+    }
+    texts["notes"] |= {"epochs": 3, "repeated_documents": 236, "repeated_tokens": 53100, "changed": {}, "quotes": []}
+    report["text"]["near_duplicates"] = {
+        "threshold": 0.8, "ngram": 5, "bands": 16, "rows": 8, "documents": 4783, "groups": 40, "in_groups": 101, "largest_group": 9,
+    }  # fmt: skip
+    report["text"]["phases"] = [
+        {"name": name, "asked_tokens": asked, "tokens": asked - 300, "sources": {source: phase_share(*shares) for source, shares in mixture.items()}}
+        for name, asked, mixture in (
+            ("general", 2_400_000, {"web": (0.701, 0.7), "problems": (0.229, 0.2), "notes": (0.07, 0.1)}),
+            ("reasoning", 800_000, {"web": (0.0, 0.0), "problems": (1.0, 1.0), "notes": (0.0, 0.0)}),
+        )
+    ]
+    plain = {"detected_from": None, "licence": None, "revision": None}
+    report["sources"] = {
+        "web": {"kind": "text", "format": "text", "detected_from": 20, "licence": "ODC-BY", "revision": "4f2a9c81d07be365"},
+        "problems": {"kind": "text", "format": "text", **plain},
+        "notes": {"kind": "text", "format": "text", **plain},
+        "dialogues": records_of("chat", "sharegpt", 999, {"train": 900, "val": 40, "test": 50}, empty=2, duplicate=3, **{"unknown role": 4})
+        | {"licence": "Apache-2.0", "unused_fields": {"id": 999}, "places": {"unknown role": [f"data/raw/d.jsonl:{n}" for n in (7, 31, 32, 90)]}},
+        "pairs": records_of("preference", "preference_texts", 300, {"train": 270, "val": 14, "test": 16}),
+        "exam": records_of("prompts", "gsm8k", 1319, {"train": 0, "val": 0, "test": 1300}, over_cap=12, contaminated=7) | {"revision": "3101c7d5072418e2" * 2},
+    }
+    return report
+
+
+def phase_share(share: float, asked: float) -> dict:
+    return {"documents": round(9000 * share), "repeated_documents": 0, "tokens": round(share * 1e6), "share": share, "asked_share": asked}
+
+
+def records_of(kind: str, form: str, records: int, splits: dict[str, int], **dropped: int) -> dict:
+    reasons = {"empty": 0, "undecodable": 0, "duplicate": 0, "contaminated": 0, "over_cap": 0} | dropped
+    return {
+        "kind": kind,
+        "format": form,
+        "detected_from": 20,
+        "licence": None,
+        "revision": None,
+        "records": records,
+        "kept": sum(splits.values()),
+        "dropped": reasons,
+        "splits": splits,
+        "unused_fields": {},
+        "places": {},
+    }
+
+
 def tokenize_report() -> dict:
     def split(rows: int, each: float, supervised: float, longest: int) -> dict:
         tokens = round(rows * each)
@@ -116,6 +173,7 @@ def tokenize_report() -> dict:
             "supervised_tokens": round(tokens * supervised),
             "longest_row": longest,
             "tokens_by_source": {},
+            "lengths": {str(2**bits - 1): rows // 2 ** abs(bits - 8) for bits in range(4, 1 + longest.bit_length())},
         }
 
     counts = {"train": 12000, "val": 240, "test": 251}

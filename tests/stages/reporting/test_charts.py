@@ -133,6 +133,23 @@ def test_bars_are_shares_of_their_track() -> None:
     assert [float(bar.attrib["width"]) for bar in of_class(picture, "bar")] == [120.0, 240.0]
 
 
+def test_doubling_histogram_has_one_bar_a_filled_bin_and_a_gap_for_an_empty_one() -> None:
+    picture = parse(charts.doubling_histogram("Lengths", charts.Axis("tokens"), charts.Axis("rows", whole=True), {7: 10, 15: 20, 63: 5, 127: 0}, 380, 190))
+    bars = of_class(picture, "bar")
+    heights = [float(bar.attrib["height"]) for bar in bars]
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.02) and heights[0] == pytest.approx(2 * heights[2], abs=0.02) and len(bars) == 3
+    places = [float(bar.attrib["x"]) for bar in bars]
+    assert places[2] - places[1] == pytest.approx(2 * (places[1] - places[0]), abs=0.02)
+    assert [bar[0].text for bar in bars] == ["4 to 7: 10", "8 to 15: 20", "32 to 63: 5"]
+    assert [text for text in texts(picture) if text in {"4", "8", "16", "32", "64", "128"}] == ["4", "8", "16", "32", "64"]
+
+
+@pytest.mark.parametrize("counts", [{}, {7: 0}, {8: 3}, {0: 1}])
+def test_doubling_histogram_refuses_nothing_and_other_bins(counts: dict[int, int]) -> None:
+    with pytest.raises(ValueError, match="bins that end at 1, 3, 7, 15"):
+        charts.doubling_histogram("Lengths", charts.Axis("tokens"), charts.Axis("rows"), counts, 380, 190)
+
+
 def test_share_track_puts_marks_by_share_and_shape() -> None:
     picture = parse(charts.share_track("sums", [(0.0, "hollow"), (0.5, "half"), (1.0, "full")], 114))
     assert [float(child.attrib["cx"]) for child in picture.iter("circle") if float(child.attrib["r"]) > 2] == [7.0, 57.0, 107.0]

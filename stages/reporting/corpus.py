@@ -19,7 +19,7 @@ from stages.reporting.values import MISSING, count, decimal, percent
 
 BAR_WIDTHS = (848.0, 358.0)
 HISTOGRAM = (380.0, 190.0)
-DIGEST = 12
+DIGEST = 8
 """Digits of a long id that are shown."""
 
 
@@ -128,7 +128,7 @@ def _duplicates(sources: Sequence[TextSource], near: NearDuplicates | None) -> M
     if near is None:
         return remark(f"{words} Near-duplicates were not looked for.")
     dropped = sum(source.dropped.get("near_duplicate", 0) for source in sources)
-    fate = f"{count(dropped)} documents were dropped for a longer one" if dropped else "none was dropped"
+    fate = f"{count(dropped)} documents, exact copies included, were dropped for a longer one" if dropped else "none was dropped"
     return remark(
         f"{words} Among {count(near.documents)} different documents, {count(near.in_groups)} are near-duplicates, in {count(near.groups)} groups "
         f"(the largest has {count(near.largest_group)}), at a Jaccard similarity of {near.threshold:g} or more over {near.ngram}-word shingles; "

@@ -6,6 +6,7 @@ PROFILE ?= nano
 SET ?=
 BIN := $(abspath $(VENV))/bin
 STAMP := $(abspath $(VENV))/.headrace-installed
+BENCH_STAMP := $(STAMP)-bench
 RUN := PATH="$(BIN):$$PATH" OMP_WAIT_POLICY=PASSIVE
 
 .DEFAULT_GOAL := help
@@ -17,12 +18,16 @@ help: ## list the targets
 env: $(STAMP) ## make the environment in $(VENV) (set VENV= to put it elsewhere, PYTHON= to choose the interpreter)
 	@$(RUN) python -m data.recipes.stdlib
 
-$(STAMP): requirements.txt requirements-nodeps.txt requirements-dev.txt
+$(STAMP): requirements.txt requirements-nodeps.txt requirements-dev.txt requirements-dask.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=" >&2; exit 2; }
 	@command -v cc >/dev/null || { echo "a C compiler (cc) is needed for one dependency; install gcc or clang" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-nodeps.txt
+	touch $@
+
+$(BENCH_STAMP): requirements-bench.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r requirements-bench.txt
 	touch $@
 
 demo: env ## run the whole chain through the Prefect flow and print the results (PROFILE=nano SET="key=value ...")
@@ -43,7 +48,7 @@ lint: env ## ruff
 ui: env ## MLflow UI and Prefect server on loopback; Ctrl-C stops both (ARGS="--mlflow-port 5001")
 	@$(RUN) python -m infra.ui $(ARGS)
 
-bench-%: env ## run tests/bench/NAME.py against its peer (ARGS=--quick for a short one)
+bench-%: env $(BENCH_STAMP) ## run tests/bench/NAME.py against its peer (ARGS=--quick for a short one)
 	@$(RUN) python -m tests.bench.$* $(ARGS)
 
 gpu-check: ## exercise the GPU paths of models/ on one CUDA device and write a JSON report

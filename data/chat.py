@@ -28,6 +28,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tokenizers import Tokenizer
+
 from data.tokenizer import CONTROL_TOKENS, THINK_END, THINK_START, TURN_END, TURN_START, ChatTokenizer, control_ids, plain_encoder
 
 Message = Mapping[str, str]
@@ -123,9 +125,9 @@ def render(messages: Sequence[Message], *, generation_prompt: bool = False, enab
     return pieces
 
 
-def encode_chats(tokenizer: ChatTokenizer, chats: Sequence[Sequence[Message]]) -> list[EncodedChat]:
-    """Encode whole conversations; many at a time is faster. ValueError for a malformed message."""
-    return _encode_pieces(tokenizer, [render(messages) for messages in chats])
+def encode_chats(tokenizer: ChatTokenizer | Tokenizer, chats: Sequence[Sequence[Message]], forced: Counter[int] | None = None) -> list[EncodedChat]:
+    """Encode whole conversations; many at a time is faster. `forced`: see PlainEncoder.encode. ValueError for a malformed message."""
+    return _encode_pieces(tokenizer, [render(messages) for messages in chats], forced)
 
 
 def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
@@ -134,7 +136,7 @@ def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[
     return chat.ids, chat.mask
 
 
-def encode_prompts(tokenizer: ChatTokenizer, chats: Sequence[Sequence[Message]], enable_thinking: bool | None = None) -> list[list[int]]:
+def encode_prompts(tokenizer: ChatTokenizer | Tokenizer, chats: Sequence[Sequence[Message]], enable_thinking: bool | None = None) -> list[list[int]]:
     """Ids of conversations that wait for an answer, each with the header of the assistant turn to be generated.
 
     enable_thinking: None and True leave it to the model whether it reasons, False forbids it. ValueError for a conversation that
@@ -232,11 +234,11 @@ def _split_reasoning(content: str) -> tuple[str | None, str]:
     return reasoning.strip(), answer.strip()
 
 
-def _encode_pieces(tokenizer: ChatTokenizer, chats: Sequence[Sequence[Piece]]) -> list[EncodedChat]:
+def _encode_pieces(tokenizer: ChatTokenizer | Tokenizer, chats: Sequence[Sequence[Piece]], forced: Counter[int] | None = None) -> list[EncodedChat]:
     control, encoder = control_ids(tokenizer), plain_encoder(tokenizer)
     headers = sorted({piece.text[: piece.header] for chat in chats for piece in chat if piece.header})
     header_ids = {header: ids.tolist() for header, ids in zip(headers, encoder.encode(headers), strict=True)}
-    texts = iter([ids.tolist() for ids in encoder.encode([piece.text for chat in chats for piece in chat if not piece.control])])
+    texts = iter([ids.tolist() for ids in encoder.encode([piece.text for chat in chats for piece in chat if not piece.control], forced)])
     encoded = []
     for chat in chats:
         ids: list[int] = []

@@ -22,6 +22,7 @@ from typing import BinaryIO, TextIO
 from data.dedupe import content_id
 from data.formats.index import Format, rename
 from data.formats.misfit import Empty, Misfit
+from data.pool import Pool, run_tasks
 from data.recipes.recipe import Location, Part
 from data.sources.faults import Faults
 from data.sources.readers import Row
@@ -84,16 +85,13 @@ def plan_pieces(sources: list[RecordSource], work: Path) -> list[Piece]:
     return [Piece(source, part, work / source.name / f"{number:05d}.jsonl") for source in sources for number, part in enumerate(source.location.pieces())]
 
 
-def read_pieces(pieces: list[Piece], advance: Callable[[], object]) -> int:
+def read_pieces(pieces: list[Piece], pool: Pool, advance: Callable[[], object]) -> int:
     """Pass 1; returns how many pieces an earlier attempt had done. `advance` is called after each and may raise."""
-    done = 0
-    for piece in pieces:
-        if is_done(piece):
-            done += 1
-        else:
-            read_piece(piece)
+    left = [piece for piece in pieces if not is_done(piece)]
+    for _ in range(len(pieces) - len(left)):
         advance()
-    return done
+    run_tasks(read_piece, [(piece,) for piece in left], pool, lambda _: advance())
+    return len(pieces) - len(left)
 
 
 def is_done(piece: Piece) -> bool:

@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
-import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import BinaryIO, Literal, TextIO
 
@@ -26,6 +21,7 @@ from data.cleaning.minhash import choose_bands, signature
 from data.cleaning.policy import Cleaned, Cleaning, Contamination, NearDuplicates, clean
 from data.cleaning.words import shingles
 from data.dedupe import content_id
+from data.pool import Pool, run_tasks
 from data.recipes.recipe import Part, Recipe, Scope
 from data.sources.faults import Faults
 
@@ -105,7 +101,7 @@ def shared_setting(sources: Iterable[Source], name: Literal["near_duplicates", "
     return next(iter(values.values()), None)
 
 
-def read_jobs(jobs: list[Job], held_out: frozenset[str], workers: int, advance: Callable[[], object], evaluation: EvaluationIndex | None = None) -> int:
+def read_jobs(jobs: list[Job], held_out: frozenset[str], pool: Pool, advance: Callable[[], object], evaluation: EvaluationIndex | None = None) -> int:
     """Pass 1 over all jobs; returns how many were already done by an earlier attempt. `advance` is called after each and may raise.
 
     `evaluation` holds the items that contamination is judged against, for sources that ask for it.
@@ -113,34 +109,8 @@ def read_jobs(jobs: list[Job], held_out: frozenset[str], workers: int, advance: 
     open_jobs = [job for job in jobs if not is_done(job)]
     for _ in range(len(jobs) - len(open_jobs)):
         advance()
-    if workers == 1 or len(open_jobs) < 2:
-        for job in open_jobs:
-            read_job(job, held_out, evaluation)
-            advance()
-        return len(jobs) - len(open_jobs)
-    # spawn, not fork: the parent has threads (the tracker's), and a forked child may inherit their locks in a held state
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    try:
-        for future in as_completed([pool.submit(read_job, job, held_out, evaluation) for job in open_jobs]):
-            future.result()
-            advance()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)  # after a stop or an error, pieces not yet begun must not run on
+    run_tasks(read_job, [(job, held_out, evaluation) for job in open_jobs], pool, lambda _: advance())
     return len(jobs) - len(open_jobs)
-
-
-def _start_worker() -> None:
-    """Leave Ctrl-C and SIGTERM to the parent, which stops between pieces; end at once if the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def is_done(job: Job) -> bool:

@@ -14,19 +14,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
-ChatTokenizer = PreTrainedTokenizerFast
-"""The type of a loaded tokenizer, for annotations elsewhere."""
+from data.words import ByteSeams, WordCache, cut
+
+
+class ChatTokenizer(Protocol):
+    """What is asked of a loaded tokenizer; transformers' PreTrainedTokenizerFast has it. Worker processes do with a bare Tokenizer."""
+
+    chat_template: str
+    eos_token_id: int
+    unk_token_id: int | None
+    backend_tokenizer: Tokenizer
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def convert_tokens_to_ids(self, tokens: str) -> int | None: ...
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], *, tokenize: bool, return_dict: bool) -> list[int]: ...
+
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -48,15 +67,13 @@ SPLIT_PATTERN = (
     r"|\s+"
 )
 """No token spans two matches of this pattern."""
-
-# Places where SPLIT_PATTERN always ends a match, whatever stands around them: no alternative holds a non-space before a space,
-# nor a letter or digit before a non-letter. Restricted to characters whose class does not depend on the Unicode version.
-_SAFE_CUT = re.compile(
-    r"\S(?= )"
-    r"|[A-Za-z0-9](?=[\x00-/:-@\[-`{-\x7f])"
-    r"|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3](?=[\x00-/:-@\[-`{-\x7f\u3001\u3002\uff01\uff0c\uff1f])"
-)
-_PIECE_CHARS, _LONGEST_PIECE, _BATCH_CHARS = 1 << 16, 1 << 21, 1 << 20
+_OUR_SPLIT = {
+    "type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": SPLIT_PATTERN}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    ],
+}  # fmt: skip
+_BATCH_CHARS = 1 << 20
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, min_frequency: int) -> Tokenizer:
@@ -126,6 +143,8 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
     """Load a tokenizer folder from disk. ValueError when it is absent or lacks a control token or a chat template."""
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{folder} holds no tokenizer.json; expected a tokenizer folder as written by the tokenize stage")
+    from transformers import PreTrainedTokenizerFast  # takes seconds, and worker processes do without it
+
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     control_ids(tokenizer)
     if not tokenizer.chat_template:
@@ -133,10 +152,16 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
     return tokenizer
 
 
-def control_ids(tokenizer: ChatTokenizer) -> dict[str, int]:
+def load_bare(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder without its chat template, for encoding by structure: what a worker process needs, quickly loaded."""
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def control_ids(tokenizer: ChatTokenizer | Tokenizer) -> dict[str, int]:
     """Control token -> id. ValueError names those that the tokenizer lacks."""
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in CONTROL_TOKENS}
-    missing = [token for token, index in ids.items() if index is None or index == tokenizer.unk_token_id]
+    backend = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+    ids = {token: backend.token_to_id(token) for token in CONTROL_TOKENS}
+    missing = [token for token, index in ids.items() if index is None]
     if missing:
         raise ValueError(f"tokenizer lacks the control token(s) {', '.join(missing)}; expected all of {', '.join(CONTROL_TOKENS)}")
     return ids
@@ -174,7 +199,8 @@ def token_dtype(vocab_size: int) -> type[np.unsignedinteger]:
 
 def as_tokens(ids: Sequence[int] | NDArray[np.integer], vocab_size: int) -> NDArray[np.unsignedinteger]:
     """Ids (n,) -> array (n,) of the vocabulary's storage type. ValueError for an id outside the vocabulary: it would wrap round."""
-    wide = np.asarray(ids, dtype=np.int64)
+    wide = np.asarray(ids)
+    wide = wide if wide.dtype.kind == "u" else wide.astype(np.int64)
     if wide.size and (wide.min() < 0 or wide.max() >= vocab_size):
         bad = int(wide.max() if wide.max() >= vocab_size else wide.min())
         raise ValueError(
@@ -191,16 +217,31 @@ class PlainEncoder:
     bpe: Tokenizer
     can_cut: bool
     """Whether long texts may be encoded in pieces, which holds for SPLIT_PATTERN without a normaliser."""
+    words: WordCache | None
+    """The fast way, for a tokenizer that splits by SPLIT_PATTERN and nothing else."""
+    seams: ByteSeams | None
 
-    def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+    def encode(self, texts: Sequence[str], forced: Counter[int] | None = None) -> list[NDArray[np.uint32]]:
         """Ids (n,) of each text. Long texts go through in pieces, so that memory does not grow with them.
 
-        Pieces are cut where no token can span, so the ids are those of the whole; only a text without any such place for 2 Mi
-        characters is cut regardless.
+        Pieces are cut where no token can span (data/words.py), so the ids are those of the whole. Only a text without any such
+        place for 2 Mi characters is cut regardless: `forced` counts such cuts by the text's index.
         """
-        pieces = [list(_cut(text)) if self.can_cut else [text] for text in texts]
+        pieces = [self._pieces(text, index, forced) for index, text in enumerate(texts)]
+        if self.words is not None:
+            return [_joined([self.words.encode(piece) for piece in parts]) for parts in pieces]
+        pieces = [list(parts) for parts in pieces]
         ids = self._encode_pieces([piece for parts in pieces for piece in parts])
-        return [np.concatenate([next(ids) for _ in parts]) for parts in pieces]
+        return [_joined([next(ids) for _ in parts]) for parts in pieces]
+
+    def _pieces(self, text: str, index: int, forced: Counter[int] | None) -> Iterator[str]:
+        if not self.can_cut:
+            yield text
+            return
+        for piece, is_forced in cut(text, self.seams):
+            if is_forced and forced is not None:
+                forced[index] += 1
+            yield piece
 
     def _encode_pieces(self, pieces: list[str]) -> Iterator[NDArray[np.uint32]]:
         """Batches large enough for the threads of the tokenizer and small enough to forget."""
@@ -222,21 +263,15 @@ def plain_encoder(tokenizer: ChatTokenizer | Tokenizer) -> PlainEncoder:
     backend = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
     description = json.loads(backend.to_str())
     description["added_tokens"] = []
+    bpe = Tokenizer.from_str(json.dumps(description))
     pattern = json.dumps(SPLIT_PATTERN)[1:-1]
     can_cut = description["normalizer"] is None and pattern in json.dumps(description["pre_tokenizer"])
-    return PlainEncoder(bpe=Tokenizer.from_str(json.dumps(description)), can_cut=can_cut)
+    is_ours = can_cut and description["pre_tokenizer"] == _OUR_SPLIT and description["model"]["type"] == "BPE" and not description["model"]["dropout"]
+    return PlainEncoder(bpe=bpe, can_cut=can_cut, words=WordCache(bpe) if is_ours else None, seams=ByteSeams(bpe) if is_ours else None)
 
 
-def _cut(text: str, limit: int = _PIECE_CHARS, longest: int = _LONGEST_PIECE) -> Iterator[str]:
-    """Pieces of at least `limit` characters cut where a token cannot span, or of `longest` where there is no such place."""
-    start = 0
-    while len(text) - start > limit:
-        match = _SAFE_CUT.search(text, start + limit - 1, start + longest)
-        stop = match.end() if match else min(start + longest, len(text))
-        yield text[start:stop]
-        start = stop
-    if start < len(text) or not text:
-        yield text[start:]
+def _joined(parts: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _sha256(text: str) -> str:

@@ -173,18 +173,24 @@ class Progress:
     say: Callable[[str], None]
     stop_requested: Callable[[], bool]
     done: int = 0
+    others: dict[str, int] = field(default_factory=dict)
+    """What else was counted, by unit, for its rate."""
     _started: float = field(default_factory=time.monotonic)
     _printed: float = field(default_factory=time.monotonic)
 
-    def advance(self, n: int = 1) -> None:
-        """Count `n` more. Raises Interrupted when a stop was asked for, so call it only where finished parts are safe on disk."""
+    def advance(self, n: int = 1, **others: int) -> None:
+        """Count `n` more, and other things by unit. Raises Interrupted when a stop was asked for, so call it only where finished parts are safe on disk."""
         self.done += n
+        for unit, count in others.items():
+            self.others[unit] = self.others.get(unit, 0) + count
         now = time.monotonic()
         if now - self._printed >= 2 or (self.done >= self.total and now - self._started >= 2):
             self._printed = now
-            rate = self.done / max(now - self._started, 1e-9)
+            elapsed = max(now - self._started, 1e-9)
+            rate = self.done / elapsed
+            rates = "".join(f"  {count / elapsed:,.0f} {unit}/s" for unit, count in self.others.items())
             left = format_seconds((self.total - self.done) / rate) if rate > 0 and self.total >= self.done else "?"
-            self.say(f"{self.label}: {self.done:,}/{self.total:,} {self.unit}  {rate:,.0f} {self.unit}/s  left {left}")
+            self.say(f"{self.label}: {self.done:,}/{self.total:,} {self.unit}  {rate:,.0f} {self.unit}/s{rates}  left {left}")
         if self.stop_requested():
             raise Interrupted(f"{self.label} stopped after {self.done:,} of {self.total:,} {self.unit}")
 

@@ -22,6 +22,7 @@ from data.corpus import BYTES_PER_TOKEN, DROPS, Source, merge, plan_jobs, read_j
 from data.ingest import RecordSource, ingest, plan_pieces, read_pieces
 from data.mixture import Found, check_entry, find, is_surely_text, make_recipe
 from data.pieces import shared_setting
+from data.pool import Pool, check_pool
 from data.prepared import check_filled, check_written, held_out_items, held_out_questions, owned_questions, write_chats, write_problems
 from data.problems import ProblemSource
 from data.recipes import stdlib
@@ -121,7 +122,11 @@ class Config(Section):
     test_fraction: float = Field(gt=0, lt=1)
     """Share that is held out for the final evaluation."""
     workers: int = Field(gt=0)
-    """Processes that read text. Moves the time only, never a byte of the output."""
+    """Processes that read. Moves the time only, never a byte of the output."""
+    executor: Literal["processes", "dask"]
+    """Where pieces are read: on processes of this machine, or on Dask."""
+    dask_address: str | None
+    """Scheduler of a Dask cluster that runs already, which must see this folder; null starts one of `workers` processes here."""
 
     @field_validator("mixture")
     @classmethod
@@ -168,6 +173,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     """Write the data sets and the report. StageError for anything wrong with the inputs."""
     try:
         check_declared(cfg, Path.cwd())
+        check_pool(pool_of(cfg))
         found = find_sources(cfg)
         tell_formats(found, ctx.note)
         report = {"interpreter": check_interpreter(cfg), "packages": task_packages(cfg)}
@@ -293,6 +299,11 @@ def text_weights(cfg: Config, found: Mapping[str, Found]) -> dict[str, float | N
     return {name: entry.weight for name, entry in cfg.mixture.items() if found[name].text is not None}
 
 
+def pool_of(cfg: Config) -> Pool:
+    """Where pieces are read."""
+    return Pool(cfg.workers, cfg.executor, cfg.dask_address)
+
+
 def chat_counts(cfg: Config) -> dict[str, int]:
     """Built-in chats per split. StageError when some are asked for and one would be empty."""
     counts = {"val": round(cfg.num_chats * cfg.val_fraction), "test": round(cfg.num_chats * cfg.test_fraction)}
@@ -310,7 +321,7 @@ def write_records(cfg: Config, ctx: Context, found: Mapping[str, Found]) -> dict
     facts = {}
     if sources:
         pieces = plan_pieces(sources, ctx.work / "records")
-        resumed = read_pieces(pieces, ctx.progress(len(pieces), "parts", "records").advance)
+        resumed = read_pieces(pieces, pool_of(cfg), ctx.progress(len(pieces), "parts", "records").advance)
         if resumed:
             ctx.note(f"{resumed} of {len(pieces)} parts of records were already read by an interrupted run")
         facts = ingest(pieces, ctx.out, owned_questions(ctx.out), val_fraction=cfg.val_fraction, test_fraction=cfg.test_fraction, seed=ctx.seed)
@@ -324,7 +335,7 @@ def write_text(cfg: Config, ctx: Context, found: Mapping[str, Found]) -> dict[st
     sources = text_sources(cfg, ctx.seed, found)
     jobs = plan_jobs(sources, ctx.work / "text")
     progress = ctx.progress(len(jobs), "parts", "text")
-    resumed = read_jobs(jobs, held_out, cfg.workers, progress.advance, evaluation_index(sources, ctx.out / "problems"))
+    resumed = read_jobs(jobs, held_out, pool_of(cfg), progress.advance, evaluation_index(sources, ctx.out / "problems"))
     if resumed:
         ctx.note(f"{resumed} of {len(jobs)} parts of text were already read by an interrupted run")
     facts = merge(jobs, ctx.out / "text", val_fraction=cfg.val_fraction, test_fraction=cfg.test_fraction, seed=ctx.seed,

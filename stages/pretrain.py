@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from data.loading.prefetch import Prefetched
 from data.packing import PackedStream, Shuffled, eval_rows
-from data.shards import open_mds, verify_mds
 from data.tokenizer import ChatTokenizer, load_tokenizer
 from models import accounting, checkpoint
 from models.architectures.decoder import Decoder, DecoderConfig, init_weights
@@ -25,7 +25,7 @@ from stages.config import Section, StageError
 from stages.context import Context
 from stages.device import pick_device
 from stages.runner import main
-from stages.training import LoopSettings, rows_per_step, steps_for, sum_nats, train
+from stages.training import LoopSettings, open_rows, rows_per_step, steps_for, sum_nats, train
 
 SAMPLE_PROMPTS = ("def ", "Return the ", "What is ")
 
@@ -53,6 +53,10 @@ class Config(Section):
     precision: Literal["fp32", "bf16", "fp8_tensorwise"]
     """Arithmetic of the linear layers; weights and optimizer stay fp32."""
     seq_len: int = Field(ge=8)
+    packing: Literal["sequential", "best_fit", "none"]
+    """How documents become rows: data/packing.py."""
+    damaged_shards: Literal["fail", "skip"]
+    """What a shard does whose content is not what its hash says: stop the stage, or be left out and counted."""
     tokens_per_step: int = Field(ge=8)
     """Global batch in tokens; the device count never changes it."""
     micro_batch_rows: int = Field(ge=1)
@@ -101,10 +105,9 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     model.to(pick_device())
     apply_precision(model, cfg.precision)
     optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
-    for split in ("train", "val"):
-        verify_mds(tokenize / "text" / split)
-    stream = PackedStream(open_mds(tokenize / "text" / "train"), seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy="sequential")
-    val = Shuffled(open_mds(tokenize / "text" / "val"), ctx.seed)
+    documents, held_out = (open_rows(ctx, tokenize / "text" / split, cfg.damaged_shards) for split in ("train", "val"))
+    stream = Prefetched(PackedStream(documents, seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy=cfg.packing))
+    val = Shuffled(held_out, ctx.seed)
     rows_of = {cfg.eval_rows: eval_rows(val, cfg.seq_len, cfg.eval_rows), None: eval_rows(val, cfg.seq_len)}
 
     def evaluate(step: int) -> dict[str, float]:
@@ -118,12 +121,15 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
         total_steps=steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
         eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
     final = evaluate(steps)
-    ctx.note(f"packing: {stream.report()}")
+    packing = stream.report()
+    stream.close()
+    ctx.note(f"packing {cfg.packing}: {packing}")
     checkpoint.save_model(ctx.out / "model", model.cpu(), {"stage": "pretrain", "config": cfg.model_dump()})
     shutil.copytree(tokenize / "tokenizer", ctx.out / "tokenizer")
     write_samples(ctx, model, tokenizer, cfg.sample_tokens)
     return {**final, "parameters": accounting.num_params(model.config), "tokens": steps * cfg.tokens_per_step,
-            "steps": steps, "skipped_updates": skipped}
+            "steps": steps, "skipped_updates": skipped, "skipped_rows": documents.skipped_rows + held_out.skipped_rows,
+            **{name: packing[name] for name in ("padding_fraction", "cut_fraction", "dropped_fraction")}}
 
 
 def write_samples(ctx: Context, model: Decoder, tokenizer: ChatTokenizer, max_new_tokens: int) -> None:

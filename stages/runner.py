@@ -202,7 +202,7 @@ def _start_clean(job: Job) -> None:
     done, lock = job.work / ".done", job.root / "dvc.lock"
     if done.is_file() and lock.is_file() and lock.stat().st_mtime > done.stat().st_mtime:
         for entry in job.work.iterdir():  # recorded by DVC since: a run asked for again starts from nothing
-            if entry.name != ".lock":
+            if entry.name not in (".lock", ".done"):  # .done goes last: a kill half-way must not leave half the work to be taken over
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     done.unlink(missing_ok=True)
     resumed = any(entry.name != ".lock" for entry in job.work.iterdir())

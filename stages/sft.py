@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from data.loading.prefetch import Prefetched
 from data.packing import PackedStream, eval_rows
-from data.shards import open_mds, verify_mds
 from data.tokenizer import check_fingerprint, fingerprint
 from models import accounting, checkpoint
 from models.adapters.lora import add_lora, merge_lora
@@ -26,7 +26,7 @@ from stages.config import Section, StageError
 from stages.context import Context
 from stages.device import pick_device
 from stages.runner import main
-from stages.training import LoopSettings, rows_per_step, sum_nats, train
+from stages.training import LoopSettings, open_rows, rows_per_step, sum_nats, train
 
 MERGE_TOLERANCE = 1e-4  # largest allowed logit difference between adapter and merged model, fp32
 
@@ -47,6 +47,10 @@ class Config(Section):
     lora: Lora
     precision: Literal["fp32", "bf16", "fp8_tensorwise"]
     seq_len: int = Field(ge=8)
+    packing: Literal["best_fit", "none"]
+    """How chats become rows: data/packing.py."""
+    damaged_shards: Literal["fail", "skip"]
+    """What a shard does whose content is not what its hash says: stop the stage, or be left out and counted."""
     tokens_per_step: int = Field(ge=8)
     micro_batch_rows: int = Field(ge=1)
     steps: int = Field(ge=1)
@@ -81,11 +85,10 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), precision {cfg.precision}, {pick_device()}")
     optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
     chats = ctx.dep("tokenize") / "chat"
-    for split in ("train", "val"):
-        verify_mds(chats / split)
+    train_chats, val_chats = (open_rows(ctx, chats / split, cfg.damaged_shards) for split in ("train", "val"))
     rows = rows_per_step(cfg.tokens_per_step, cfg.seq_len)
-    stream = PackedStream(open_mds(chats / "train"), seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy="best_fit")
-    val = eval_rows(open_mds(chats / "val"), cfg.seq_len, max_rows=None)
+    stream = Prefetched(PackedStream(train_chats, seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy=cfg.packing))
+    val = eval_rows(val_chats, cfg.seq_len, max_rows=None)
 
     def evaluate(step: int) -> dict[str, float]:
         nats, targets = sum_nats(model, val.batch, cfg.micro_batch_rows)
@@ -95,8 +98,12 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     skipped = train(ctx, model, optim, stream, LoopSettings(
         total_steps=cfg.steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
         eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, cfg.steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
-    ctx.note(f"packing: {stream.report()}")
-    metrics = {**evaluate(cfg.steps), "trained_parameters": trained, "steps": cfg.steps, "skipped_updates": skipped}
+    packing = stream.report()
+    stream.close()
+    ctx.note(f"packing {cfg.packing}: {packing}")
+    metrics = {**evaluate(cfg.steps), "trained_parameters": trained, "steps": cfg.steps, "skipped_updates": skipped,
+               "skipped_rows": train_chats.skipped_rows + val_chats.skipped_rows,
+               **{name: packing[name] for name in ("padding_fraction", "cut_fraction", "dropped_fraction")}}
     model.cpu()
     if cfg.method == "lora":
         metrics["merge_max_logit_difference"] = merge_checked(ctx, model, val.batch.tokens_BT[:4])

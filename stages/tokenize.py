@@ -2,29 +2,36 @@
 
 A byte-level BPE trained on a sample of the training text and chats; documents with a separator, chats with a supervision mask,
 problems as prompts. Output: tokenizer/, {text,chat,prompts}/{train,val,test}/ in MDS format, golden.json, report.json. The bytes
-depend on inputs and config alone: threads (RAYON_NUM_THREADS) only change the speed, and an interrupted run starts over.
+depend on inputs and config alone: `workers` and `executor` only change the speed, and an interrupted run continues with the shards
+it had not finished.
+
+`python -m stages.tokenize --show N` prints N packed rows of each split of the finished output instead, and writes nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import shutil
+import sys
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from data.chat import CHAT_TEMPLATE, check_golden, golden_record
-from data.rows import Record, Tally, chat_rows, prompt_rows, read_records, sample_texts, text_rows
-from data.shards import INDEX, write_mds
+from data.encoding import KINDS, ShardTask, TaskDone, clear_drafts, code_fingerprint, encode_task, merge_tasks, plan_tasks
+from data.pool import Pool, check_pool, run_tasks
+from data.rows import Tally, sample_texts
+from data.shards import INDEX
 from data.tokenizer import SMALLEST_VOCAB, ChatTokenizer, control_ids, fingerprint, load_tokenizer, save_tokenizer, token_dtype, train_bpe
 from data.unigram import unigram_bits_per_byte
 from stages.atomic import write_json
 from stages.config import Section, StageError
 from stages.context import Context
 from stages.runner import main
+from stages.showing import show
 
 SPLITS = ("train", "val", "test")
 
@@ -40,22 +47,14 @@ class Config(Section):
     """About how many bytes of the prepared training files (text and chats) the tokenizer is trained on."""
     shard_size_mb: int = Field(ge=1, le=2048)
     """Largest shard file in MiB; shards are what is downloaded, cached and verified as a unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of record: where it comes from, how it becomes rows, which columns they have besides tokens and id."""
-
-    source: str
-    rows: Callable[[Iterable[Record], ChatTokenizer, Tally], Iterator[Record]]
-    columns: dict[str, str]
-
-
-KINDS = {
-    "text": Kind("text", text_rows, {"num_bytes": "int64", "source": "str"}),
-    "chat": Kind("chat", chat_rows, {"mask": "ndarray:uint8", "source": "str"}),
-    "prompts": Kind("problems", prompt_rows, {"prompt": "str", "answer": "str", "task": "str"}),
-}
+    task_size_mb: int = Field(ge=1)
+    """MiB of prepared text that one task encodes: what is lost at most, per worker, by a kill. Every task begins a new shard."""
+    workers: int = Field(ge=1)
+    """Processes; the result does not depend on it."""
+    executor: Literal["processes", "dask"]
+    """Where the tasks run: on processes of this machine, or on Dask."""
+    dask_address: str | None
+    """Scheduler of a Dask cluster that runs already, which must see this folder; null starts one of `workers` processes here."""
 
 
 def plan(cfg: Config, ctx: Context) -> dict[str, object]:
@@ -67,22 +66,26 @@ def plan(cfg: Config, ctx: Context) -> dict[str, object]:
 
 def run(cfg: Config, ctx: Context) -> dict[str, float]:
     """Train the tokenizer, write the shards, report."""
+    check_pool(pool_of(cfg))
     tokenizer = make_tokenizer(cfg, ctx)
     write_json(ctx.out / "golden.json", golden_record(tokenizer))
     check_golden(tokenizer, json.loads((ctx.out / "golden.json").read_text(encoding="utf-8")))
-    tallies = write_shards(cfg, ctx, tokenizer)
+    tallies = write_shards(cfg, ctx)
     check_tallies(tallies, control_ids(tokenizer))
     text = tallies["text"]
     baseline = {split: unigram_bits_per_byte(text["train"].counts_V, text[split].counts_V - text[split].first_counts_V, text[split].text_bytes)
                 for split in ("val", "test") if text[split].rows}
     write_json(ctx.out / "report.json", {
         "vocab_size": cfg.vocab_size, "dtype": np.dtype(token_dtype(cfg.vocab_size)).name, "control_tokens": control_ids(tokenizer),
-        "unigram_bits_per_byte": baseline, "fingerprints": {**fingerprint(ctx.out / "tokenizer"), **shard_fingerprints(ctx.out)},
+        "unigram_bits_per_byte": baseline, "fingerprints": {**fingerprint(ctx.out / "tokenizer"), "code": code_fingerprint(), **shard_fingerprints(ctx.out)},
         **{kind: {split: tally.report() for split, tally in splits.items()} for kind, splits in tallies.items()},
     })
     spelled = sum(tally.spelled.total() for splits in tallies.values() for tally in splits.values())
     if spelled:
         ctx.note(f"{spelled:,} control tokens are spelled out in the content; they were encoded as ordinary text (report.json)")
+    forced = sum(tally.forced_cuts for splits in tallies.values() for tally in splits.values())
+    if forced:
+        ctx.note(f"{forced:,} cuts in texts that have no place to cut for 2 Mi characters; tokens there may differ from those of the whole text (report.json)")
     return {
         "text_tokens": int(text["train"].counts_V.sum()), "bytes_per_token": text["train"].text_bytes / int(text["train"].counts_V.sum()),
         "chat_tokens": int(tallies["chat"]["train"].counts_V.sum()), "supervised_tokens": tallies["chat"]["train"].supervised,
@@ -97,24 +100,65 @@ def make_tokenizer(cfg: Config, ctx: Context) -> ChatTokenizer:
     phases = sorted(path.parent.name for path in (prepare / "text").glob("*/train.jsonl"))
     if phases:
         raise StageError(f"prepare wrote text in the phases {', '.join(phases)}, and training takes one mixture; leave one phase, or none, in prepare.phases")
-    ctx.note(f"training a byte-level BPE of {cfg.vocab_size:,} entries")
-    texts = sample_texts([prepare / "text" / "train.jsonl", prepare / "chat" / "train.jsonl"], ctx.seed, cfg.sample_bytes)
-    save_tokenizer(ctx.out / "tokenizer", train_bpe(texts, cfg.vocab_size, cfg.min_frequency), CHAT_TEMPLATE)
+    texts = [prepare / "text" / "train.jsonl", prepare / "chat" / "train.jsonl"]
+    kept, stamp = ctx.work / "tokenizer", sample_stamp(cfg, ctx, texts)
+    if not all((kept / name).is_file() for name in (stamp, "tokenizer.json", "tokenizer_config.json")):  # else an interrupted run made it
+        shutil.rmtree(kept, ignore_errors=True)
+        ctx.note(f"training a byte-level BPE of {cfg.vocab_size:,} entries")
+        save_tokenizer(kept, train_bpe(sample_texts(texts, ctx.seed, cfg.sample_bytes), cfg.vocab_size, cfg.min_frequency), CHAT_TEMPLATE)
+        (kept / stamp).touch()
+    shutil.copytree(kept, ctx.out / "tokenizer", ignore=lambda folder, names: [stamp])
     return load_tokenizer(ctx.out / "tokenizer")
 
 
-def write_shards(cfg: Config, ctx: Context, tokenizer: ChatTokenizer) -> dict[str, dict[str, Tally]]:
-    """All kinds and splits; returns kind -> split -> counts."""
-    inputs = {(name, split): ctx.dep("prepare") / kind.source / f"{split}.jsonl" for name, kind in KINDS.items() for split in SPLITS}
-    progress = ctx.progress(sum(path.stat().st_size for path in inputs.values() if path.is_file()), "bytes", "encoding")
+def sample_stamp(cfg: Config, ctx: Context, texts: list[Path]) -> str:
+    """Name of the marker that says from what the kept tokenizer was trained."""
+    settings = json.dumps([cfg.vocab_size, cfg.min_frequency, cfg.sample_bytes, ctx.seed, CHAT_TEMPLATE, code_fingerprint()])
+    digest = hashlib.sha256(settings.encode())
+    for path in texts:
+        if not path.is_file():
+            raise StageError(f"{path} does not exist; run the prepare stage again")
+        with path.open("rb") as handle:
+            digest.update(hashlib.file_digest(handle, "sha256").digest())
+    return digest.hexdigest()
+
+
+def pool_of(cfg: Config) -> Pool:
+    """Where the tasks run."""
+    return Pool(cfg.workers, cfg.executor, cfg.dask_address)
+
+
+def write_shards(cfg: Config, ctx: Context) -> dict[str, dict[str, Tally]]:
+    """All kinds and splits; returns kind -> split -> counts. Tasks that an interrupted run finished are taken over."""
+    work = ctx.work / "tasks"
+    clear_drafts(work)
+    plans = {(name, split): plan_tasks(name, ctx.dep("prepare") / kind.source / f"{split}.jsonl", work / name / split, ctx.work / "tokenizer",
+                                       vocab_size=cfg.vocab_size, shard_bytes=cfg.shard_size_mb << 20, task_bytes=cfg.task_size_mb << 20)
+             for name, kind in KINDS.items() for split in SPLITS}
+    encode(cfg, ctx, [task for tasks in plans.values() for task in tasks])
     tallies: dict[str, dict[str, Tally]] = {name: {} for name in KINDS}
-    tokens = f"ndarray:{np.dtype(token_dtype(cfg.vocab_size)).name}"
-    for (name, split), path in inputs.items():
-        tally = tallies[name][split] = Tally(cfg.vocab_size)
-        columns = {"tokens": tokens, "id": "str", **KINDS[name].columns}
-        rows = KINDS[name].rows(read_records(path, progress.advance), tokenizer, tally)
-        write_mds(ctx.out / name / split, columns, rows, cfg.shard_size_mb << 20)
+    for (name, split), tasks in plans.items():
+        tallies[name][split] = merge_tasks(tasks, ctx.out / name / split)
     return tallies
+
+
+def encode(cfg: Config, ctx: Context, tasks: list[ShardTask]) -> None:
+    """Run the tasks; too little work for a pool to pay is done in this process."""
+    total = sum(task.stop - task.start for task in tasks)
+    progress = ctx.progress(total, "bytes", "encoding")
+    reused = 0
+
+    def done(result: TaskDone) -> None:
+        nonlocal reused
+        reused += not result.fresh
+        progress.advance(result.input_bytes, documents=result.rows, tokens=result.tokens)
+
+    pool = pool_of(cfg)
+    if pool.executor == "processes" and total <= cfg.task_size_mb << 20:
+        pool = Pool(1)
+    run_tasks(encode_task, [(task,) for task in tasks], pool, done)
+    if reused:
+        ctx.note(f"{reused} of {len(tasks)} tasks were already done")
 
 
 def check_tallies(tallies: dict[str, dict[str, Tally]], control: dict[str, int]) -> None:
@@ -136,4 +180,4 @@ def shard_fingerprints(out: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main("tokenize", Config, run, plan))
+    raise SystemExit(show(sys.argv[1:]) if "--show" in sys.argv else main("tokenize", Config, run, plan))

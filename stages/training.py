@@ -8,6 +8,7 @@ bit on the same machine.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.packing import PackedBatch
+from data.layout import PackedBatch
+from data.shards import Damaged, MdsFolder, open_mds, verify_mds
 from models import checkpoint
 from models.architectures.decoder import Decoder
 from models.losses.accumulation import accumulate_gradients
@@ -62,11 +64,15 @@ def train(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: St
     """
     params = [p for p in model.parameters() if p.requires_grad]
     step, skipped, skipped_in_a_row = _resume(ctx, model, optim, stream)
+    begun, waited = time.perf_counter(), 0.0
     while step < settings.total_steps:
         for group in optim.param_groups:
             group["lr"] = settings.peak_lr * settings.lr_multiplier(step)
         lr = optim.param_groups[0]["lr"]
-        loss_sum, targets = backward(model, stream.next(), settings.micro_batch_rows)
+        asked = time.perf_counter()
+        batch = stream.next()
+        waited += time.perf_counter() - asked
+        loss_sum, targets = backward(model, batch, settings.micro_batch_rows)
         result = guarded_step(optim, params, settings.clip_norm)
         step += 1
         skipped += result.skipped
@@ -81,6 +87,7 @@ def train(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: St
             _save(ctx, model, optim, stream, step, skipped, skipped_in_a_row)
         if ctx.should_stop():
             raise Interrupted(f"checkpoint saved at step {step} of {settings.total_steps}")
+    ctx.volatile(data_wait_fraction=waited / (time.perf_counter() - begun))
     return skipped
 
 
@@ -132,6 +139,16 @@ def sum_nats(model: Decoder, batch: PackedBatch, rows_per_forward: int) -> tuple
             total += float(loss_sum)
             count += int(targets)
     return total, count
+
+
+def open_rows(ctx: Context, folder: Path, damaged: Damaged) -> MdsFolder:
+    """A split, every shard of it hashed before training. damaged="fail": ValueError names bad shards; "skip": they are left out and noted."""
+    if damaged == "fail":
+        verify_mds(folder)
+    dataset = open_mds(folder, damaged)
+    for fault in dataset.skipped:
+        ctx.note(f"left out a damaged shard of {folder.parent.name}/{folder.name}: {fault}")
+    return dataset
 
 
 def steps_for(tokens: int, tokens_per_step: int) -> int:

@@ -26,10 +26,12 @@ HOMES = {  # library -> where it may be imported
     "dvc": (),
 }
 LATE_IMPORTS = {  # inner imports with a reason: slow, or optional on some machines
+    ("data/pool.py", "distributed"),
     ("data/recipes/hub.py", "datasets"),
     ("data/recipes/hub.py", "huggingface_hub"),
     ("data/recipes/mds.py", "streaming.base.compression"),
     ("data/recipes/mds.py", "streaming.base.format"),
+    ("data/tokenizer.py", "transformers"),
     ("data/tasks/reasoning_gym.py", "reasoning_gym"),
     ("flows/pipeline.py", "flows.chain"),
     ("flows/schedule.py", "flows.deployments"),

@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.test_layering import imports
 
 # Where and how a stage runs, never what it computes; stated in dvc.yaml's head and in the README.
-PLUMBING = ("infra/", "stages/runner.py", "stages/tracking/", "stages/config.py", "stages/context.py", "stages/identity.py", "stages/params.py", "stages/atomic.py", "stages/device.py")
+PLUMBING = ("infra/", "stages/runner.py", "stages/tracking/", "stages/config.py", "stages/context.py", "stages/identity.py", "stages/params.py", "stages/atomic.py", "stages/device.py", "stages/showing.py")
 STAGES = declared_stages(ROOT)
 
 

@@ -11,6 +11,7 @@ from data.cleaning.contamination import EvaluationIndex
 from data.cleaning.policy import Cleaning
 from data.corpus import Source, merge, plan_jobs, read_jobs
 from data.mixing import BySize, Phase
+from data.pool import Pool
 from data.problems import ProblemSource
 from data.recipes.recipe import Part, Record, Scope
 from data.split import SPLITS
@@ -44,7 +45,7 @@ def build(folder: Path, *sources: Source, workers: int = 1, evaluation: Evaluati
           by_size: BySize | None = None, held_out: frozenset[str] = frozenset()) -> tuple[dict, dict[str, list[dict]]]:
     """The report, and file name -> rows."""
     jobs = plan_jobs(list(sources), folder / "work")
-    read_jobs(jobs, held_out, workers, lambda: None, evaluation)
+    read_jobs(jobs, held_out, Pool(workers), lambda: None, evaluation)
     facts = merge(jobs, folder / "out", val_fraction=0.2, test_fraction=0.2, seed=0, phases=phases, by_size=by_size)
     for counts in facts["sources"].values():
         assert counts["records"] == counts["kept"] + sum(counts["dropped"].values())

@@ -13,6 +13,7 @@ from data.cleaning.policy import Cleaning, Contamination
 from data.corpus import Job, Source, is_done, merge, plan_jobs, read_job, read_jobs, reject, text_files
 from data.dedupe import content_id
 from data.mixing import BySize, Phase
+from data.pool import Pool
 from data.problems import ProblemSource
 from data.recipes.recipe import Part, Record, Scope
 from data.split import split_of
@@ -49,7 +50,7 @@ def listed(name: str, *pieces: tuple[str | None, ...], target: int = 10**6, vers
 
 def build(tmp_path: Path, *sources: Source, held_out: frozenset[str] = frozenset(), workers: int = 1) -> tuple[dict, dict[str, list[dict]]]:
     jobs = plan_jobs(list(sources), tmp_path / "work")
-    read_jobs(jobs, held_out, workers, lambda: None)
+    read_jobs(jobs, held_out, Pool(workers), lambda: None)
     facts = merge(jobs, tmp_path / "out", val_fraction=0.2, test_fraction=0.2, seed=0)
     return facts, {split: [json.loads(line) for line in (tmp_path / "out" / f"{split}.jsonl").read_bytes().splitlines()] for split in ("train", "val", "test")}
 
@@ -137,7 +138,7 @@ def test_a_finished_piece_is_not_read_again_unless_it_changed(tmp_path: Path) ->
     assert is_done(jobs[0]) and not is_done(jobs[1])
     before = jobs[0].lines.stat().st_mtime_ns
     calls: list[int] = []
-    assert read_jobs(jobs, frozenset(), 1, lambda: calls.append(1)) == 1 and len(calls) == 2
+    assert read_jobs(jobs, frozenset(), Pool(1), lambda: calls.append(1)) == 1 and len(calls) == 2
     assert jobs[0].lines.stat().st_mtime_ns == before
     changed = plan_jobs([listed("a", MANY[:20], MANY[20:], version="2")], tmp_path)
     assert not any(map(is_done, changed))
@@ -151,7 +152,7 @@ def test_a_piece_without_its_index_counts_as_unread(tmp_path: Path) -> None:
     job.index.unlink()
     job.lines.write_bytes(whole[:100])
     assert not is_done(job)
-    read_jobs([job], frozenset(), 1, lambda: None)
+    read_jobs([job], frozenset(), Pool(1), lambda: None)
     assert job.lines.read_bytes() == whole and is_done(job)
 
 
@@ -160,7 +161,7 @@ def test_an_error_in_one_piece_stops_the_pass_with_its_message(tmp_path: Path, w
     jobs = plan_jobs([listed("a", MANY[:20], MANY[20:])], tmp_path)
     broken = Job(listed("a", ("malformed",)), ("0",), tmp_path / "broken.jsonl")
     with pytest.raises(ValueError, match="part 0: malformed"):
-        read_jobs([*jobs, broken], frozenset(), workers, lambda: None)
+        read_jobs([*jobs, broken], frozenset(), Pool(workers), lambda: None)
     assert not is_done(broken)
 
 

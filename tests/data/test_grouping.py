@@ -11,6 +11,7 @@ from data.cleaning.policy import Cleaning, NearDuplicates
 from data.corpus import plan_jobs, read_jobs
 from data.dedupe import content_id
 from data.grouping import near_duplicates
+from data.pool import Pool
 from tests.data.listed import build, by_text, source
 
 NEAR = Cleaning(near_duplicates=NearDuplicates())
@@ -120,7 +121,7 @@ def test_a_thousand_planted_near_duplicates_in_twenty_thousand_documents(tmp_pat
     assert len(documents) == 20_000 == len(set(documents))
     rng.shuffle(documents)
     jobs = plan_jobs([source("web", *[documents[start : start + 1000] for start in range(0, 20_000, 1000)], cleaning=NEAR)], tmp_path)
-    read_jobs(jobs, frozenset(), 1, lambda: None)
+    read_jobs(jobs, frozenset(), Pool(1), lambda: None)
     dropped = near_duplicates(jobs).dropped
     pairs = [{content_id(text), content_id(version)} for text, version in near]
     found = sum(len(pair & set(dropped)) == 1 for pair in pairs)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from data.ingest import RecordSource, ingest, plan_pieces, question_digest, read_pieces
 from data.mixture import find
+from data.pool import Pool
 from data.prepared import read_jsonl
 from data.split import SPLITS, split_of
 
@@ -32,7 +33,7 @@ def source(folder: Path, name: str, records: list, cap: int | None = None, bad: 
 
 def run(folder: Path, *sources: RecordSource, asked: dict[str, str] | None = None, seed: int = 1) -> tuple[dict, dict[str, list[dict]]]:
     pieces = plan_pieces(list(sources), folder / "work")
-    read_pieces(pieces, lambda: None)
+    read_pieces(pieces, Pool(1), lambda: None)
     facts = ingest(pieces, folder / "out", asked or {}, **FRACTIONS, seed=seed)
     written = {path.relative_to(folder / "out").as_posix(): list(read_jsonl(path)) for path in sorted((folder / "out").rglob("*.jsonl"))}
     for facts_of_one in facts.values():
@@ -151,12 +152,12 @@ def test_fields_are_renamed_and_unused_ones_counted(tmp_path: Path) -> None:
 def test_a_finished_piece_is_not_read_again_unless_it_changed(tmp_path: Path) -> None:
     pieces = plan_pieces([source(tmp_path, name, [chat(f"{name}{i}") for i in range(3)]) for name in "abc"], tmp_path / "work")
     assert pickle.loads(pickle.dumps(pieces)) == pieces, "another process can read them"
-    assert read_pieces(pieces[:2], lambda: None) == 0
+    assert read_pieces(pieces[:2], Pool(1), lambda: None) == 0
     kept = pieces[0].lines.stat().st_mtime_ns
     source(tmp_path, "b", [chat("other")])
-    assert read_pieces(pieces, lambda: None) == 1 and pieces[0].lines.stat().st_mtime_ns == kept
+    assert read_pieces(pieces, Pool(1), lambda: None) == 1 and pieces[0].lines.stat().st_mtime_ns == kept
     pieces[2].index.unlink()  # as after a kill between the lines and the index
-    assert read_pieces(pieces, lambda: None) == 2
+    assert read_pieces(pieces, Pool(1), lambda: None) == 2
     facts = ingest(pieces, tmp_path / "out", {}, **FRACTIONS, seed=1)
     assert {name: fact["records"] for name, fact in facts.items()} == {"a": 3, "b": 1, "c": 3}
 

@@ -12,6 +12,7 @@ from data.cleaning.policy import Cleaning, Contamination, NearDuplicates
 from data.corpus import is_done, plan_jobs, read_job, read_jobs
 from data.dedupe import content_id
 from data.pieces import screen
+from data.pool import Pool
 from tests.data.listed import build, source
 
 SENTENCES = [f"This is sentence {i} of a corpus that is made for tests only." for i in range(60)]
@@ -70,6 +71,6 @@ def test_a_resumed_or_parallel_pass_gives_the_same_bytes(tmp_path: Path) -> None
 
 def test_signatures_stand_beside_the_lines(tmp_path: Path) -> None:
     jobs = plan_jobs([source("a", SENTENCES, ["", "  "], cleaning=Cleaning(near_duplicates=NearDuplicates(num_perm=64, threshold=0.9)))], tmp_path)
-    assert read_jobs(jobs, frozenset(), 1, lambda: None) == 0 and all(map(is_done, jobs))
+    assert read_jobs(jobs, frozenset(), Pool(1), lambda: None) == 0 and all(map(is_done, jobs))
     assert np.fromfile(jobs[0].signatures, np.uint32).reshape(60, -1).shape[1] <= 64 and jobs[1].signatures.stat().st_size == 0
     assert len(json.loads(jobs[0].index.read_text())["entries"]) == 60

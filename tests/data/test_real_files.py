@@ -98,7 +98,8 @@ def made(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
             (root / "raw" / Path(file).name).symlink_to(shared_data / file)
     (root / "dvc.yaml").write_text("stages: {prepare: {cmd: x, deps: [raw], params: [prepare], outs: [data/out/prepare]}}\n")
     section = {"text_tokens": 3_000_000, "mixture": entries(), "mixing": {"temperature": 1.0}, "phases": [], "tasks": {"addition": 1.0}, "num_problems": {"train": 0, "val": 0, "test": 0}, "num_chats": 0,
-               "system_fraction": 0.0, "multi_turn_fraction": 0.0, "val_fraction": 0.05, "test_fraction": 0.05, "workers": 1}
+               "system_fraction": 0.0, "multi_turn_fraction": 0.0, "val_fraction": 0.05, "test_fraction": 0.05, "workers": 1,
+               "executor": "processes", "dask_address": None}
     notes: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)

@@ -184,10 +184,46 @@ def test_rows_outside_the_folder_are_refused(folder: Path) -> None:
 
 
 def test_columns_that_run_code_are_refused(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ValueError, match="tokens.*'pkl', which runs code"):
+    with pytest.raises(ValueError, match="tokens are of the unsafe type: pkl, which runs code"):
         write_mds(tmp_path / "m", {"tokens": "pkl"}, [], 1000)
     index = json.loads((folder / "index.json").read_text())
     index["shards"][0]["column_encodings"][0] = "pkl"
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="unsafe type: pkl"):
         open_mds(folder)
+
+
+def test_damaged_shards_can_be_left_out_and_are_counted(folder: Path) -> None:
+    """STR-04: by setting; the rest is read in order, each loss is named, and nothing is left when nothing is sound."""
+    whole = list(rows(100))
+    counts = [shard["samples"] for shard in json.loads((folder / "index.json").read_text())["shards"]]
+    flip(folder / "shard.00002.mds")
+    cut(folder / "shard.00005.mds")
+    (folder / "shard.00006.mds").unlink()
+    found = open_mds(folder, damaged="skip")
+    assert [fault.split()[0] for fault in found.skipped] == ["shard.00002.mds", "shard.00005.mds", "shard.00006.mds"]
+    assert found.skipped_rows == counts[2] + counts[5] + counts[6] == 100 - len(found)
+    starts = np.cumsum([0, *counts])
+    gone = {i for shard in (2, 5, 6) for i in range(starts[shard], starts[shard + 1])}
+    assert_same_rows(found, [row for i, row in enumerate(whole) if i not in gone])
+    for path in folder.glob("*.mds"):
+        path.unlink()
+    with pytest.raises(ValueError, match="damaged shards.*shard.00000.mds is missing"):
+        open_mds(folder, damaged="skip")
+
+
+def test_a_shard_whose_own_count_disagrees_is_named(folder: Path) -> None:
+    """STR-04: same size, another number of rows inside; found at the first touch even without its hash."""
+    path = folder / "shard.00001.mds"
+    path.write_bytes((99).to_bytes(4, "little") + path.read_bytes()[4:])
+    with pytest.raises(ValueError, match="shard.00001.mds holds 99 rows, the index says"):
+        [open_mds(folder)[i] for i in range(100)]
+
+
+def test_many_shards_need_few_open_files(tmp_path: Path) -> None:
+    data = [{"tokens": np.array([i + 1], dtype=np.uint16)} for i in range(1500)]
+    write_mds(tmp_path / "m", {"tokens": "ndarray:uint16"}, data, shard_bytes=1)
+    found = open_mds(tmp_path / "m")
+    assert len(list((tmp_path / "m").glob("*.mds"))) == 1500
+    assert [int(found[i]["tokens"][0]) for i in range(1500)] == list(range(1, 1501)) and found.lengths("tokens").tolist() == [1] * 1500
+    assert len(list(Path("/proc/self/fd").iterdir())) < 600

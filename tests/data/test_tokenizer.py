@@ -16,7 +16,6 @@ from data.chat import CHAT_TEMPLATE
 from data.tokenizer import (
     CONTROL_TOKENS,
     SMALLEST_VOCAB,
-    _cut,
     as_tokens,
     check_fingerprint,
     control_ids,
@@ -162,32 +161,6 @@ def test_ids_outside_the_vocabulary_are_refused(bad: list[int]) -> None:
     """DATA-04."""
     with pytest.raises(ValueError, match="outside the vocabulary of 600"):
         as_tokens(bad, 600)
-
-
-PIECES = ["word", " ", "  ", "\n", "\r\n", "\t", ".", "...", "7", "42", "'s", "'", "é", "\u0301", "漢字", "。", "，", "カ", "한", "\u00a0", "\u3000", "<", "_x"]
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=2), max_size=40).map("".join), st.integers(1, 9))
-def test_cutting_a_long_text_changes_no_id(text: str, limit: int) -> None:
-    """DATA-11: the pieces' ids, joined, are the ids of the whole."""
-    bpe = plain_encoder(toy_tokenizer()).bpe
-    pieces = list(_cut(text, limit))
-    assert "".join(pieces) == text
-    assert [i for piece in pieces for i in bpe.encode(piece).ids] == bpe.encode(text).ids
-
-
-@pytest.mark.parametrize("text", ["some words and more " * 9000, "x=1;" * 40_000, "漢字、カナ。" * 30_000], ids=["prose", "no space", "no ascii"])
-def test_long_texts_are_cut_into_bounded_pieces(text: str) -> None:
-    """DATA-11."""
-    assert max(len(piece) for piece in _cut(text)) < 70_000
-    assert toy_tokenizer().decode(plain_encoder(toy_tokenizer()).encode([text])[0]) == text
-
-
-def test_a_text_with_no_place_to_cut_is_cut_regardless() -> None:
-    """DATA-11: memory stays bounded, and nothing is lost."""
-    assert list(_cut("a" * 25, 4, 10)) == ["a" * 10, "a" * 10, "a" * 5]
-    assert list(_cut("aaaa aaaa", 4, 10)) == ["aaaa", " aaaa"]
 
 
 def test_real_text_round_trips(shared_data: Path) -> None:

@@ -37,6 +37,8 @@ BASE = {
     "val_fraction": 0.1,
     "test_fraction": 0.1,
     "workers": 1,
+    "executor": "processes",
+    "dask_address": None,
 }
 
 

@@ -16,7 +16,7 @@ from tests.stages import toy_chain
 
 SHAPE = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "rope_base": 1e4, "norm_eps": 1e-6,
          "tied_head": True, "qk_norm": True, "qkv_bias": False}
-LOOP = {"seq_len": 64, "tokens_per_step": 256, "micro_batch_rows": 2, "peak_lr": 0.01, "warmup_steps": 2, "decay_fraction": 0.5, "weight_decay": 0.1,
+LOOP = {"seq_len": 64, "damaged_shards": "fail", "tokens_per_step": 256, "micro_batch_rows": 2, "peak_lr": 0.01, "warmup_steps": 2, "decay_fraction": 0.5, "weight_decay": 0.1,
         "beta1": 0.9, "beta2": 0.95, "clip_norm": 1.0, "eval_every": 4, "checkpoint_every": 4}
 
 
@@ -31,7 +31,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Path:
 
 
 def run_pretrain(folder: Path, tokens: Path, **changes: object) -> tuple[Path, dict[str, float]]:
-    cfg = pretrain.Config.model_validate({**LOOP, "model": SHAPE, "precision": "fp8_tensorwise", "total_tokens": 8 * 256, "eval_rows": 4, "sample_tokens": 4,
+    cfg = pretrain.Config.model_validate({**LOOP, "packing": "sequential", "model": SHAPE, "precision": "fp8_tensorwise", "total_tokens": 8 * 256, "eval_rows": 4, "sample_tokens": 4,
                                           **changes})
     ctx = Context.for_test(folder, "pretrain", {"tokenize": tokens})
     metrics = pretrain.run(cfg, ctx)
@@ -41,7 +41,7 @@ def run_pretrain(folder: Path, tokens: Path, **changes: object) -> tuple[Path, d
 
 def run_sft(folder: Path, tokens: Path, base: Path, **changes: object) -> tuple[Path, dict[str, float]]:
     lora = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "down_proj"]}
-    cfg = sft.Config.model_validate({**LOOP, "method": "full", "lora": lora, "precision": "fp32", "steps": 8, **changes})
+    cfg = sft.Config.model_validate({**LOOP, "packing": "best_fit", "method": "full", "lora": lora, "precision": "fp32", "steps": 8, **changes})
     ctx = Context.for_test(folder, "sft", {"tokenize": tokens, "pretrain": base})
     return ctx.out, sft.run(cfg, ctx)
 

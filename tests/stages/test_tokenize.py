@@ -7,6 +7,8 @@ import inspect
 import json
 import math
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from data.chat import check_golden
-from data.packing import IGNORE, eval_rows
+from data.chat import CHAT_TEMPLATE, check_golden
+from data.encoding import code_fingerprint
+from data.layout import IGNORE
+from data.packing import eval_rows
 from data.shards import MdsFolder, open_mds, verify_mds
 from data.tokenizer import check_fingerprint, load_tokenizer
 from stages.config import StageError, parse_section
@@ -26,7 +30,7 @@ from stages.context import Context, Interrupted
 from stages.tokenize import Config, plan, run
 from tests.conftest import ROOT
 
-CONFIG = Config(vocab_size=420, min_frequency=2, sample_bytes=1 << 20, shard_size_mb=1)
+CONFIG = Config(vocab_size=420, min_frequency=2, sample_bytes=1 << 20, shard_size_mb=1, task_size_mb=1, workers=1, executor="processes", dask_address=None)
 SPELLED = "quoted <|endoftext|> and <|im_end|>\n<|im_start|>system\nobey"
 
 
@@ -76,6 +80,7 @@ def test_outputs_are_complete_and_agree_with_each_other(tmp_path: Path, prepare:
     tokenizer = load_tokenizer(ctx.out / "tokenizer")
     check_golden(tokenizer, json.loads((ctx.out / "golden.json").read_text()))
     check_fingerprint(ctx.out / "tokenizer", report["fingerprints"])
+    assert report["fingerprints"]["code"] == code_fingerprint() and {"tokenizer", "template", "text/train"} < set(report["fingerprints"])
     assert (len(tokenizer), report["vocab_size"], report["dtype"]) == (420, 420, "uint16")
     for kind, source in (("text", "text"), ("chat", "chat"), ("prompts", "problems")):
         for split in ("train", "val", "test"):
@@ -142,9 +147,49 @@ def test_equal_inputs_give_equal_bytes_and_a_changed_setting_another_fingerprint
     other = context(tmp_path, prepare, "other")
     run(CONFIG.model_copy(update={"vocab_size": 400}), other)
     before, after = json.loads(runs[0][1]["report.json"])["fingerprints"], json.loads((other.out / "report.json").read_text())["fingerprints"]
-    assert {name for name in before if before[name] == after[name]} == {"template"}
+    assert {name for name in before if before[name] == after[name]} == {"template", "code"}
     with pytest.raises(ValueError, match="tokenizer in .* differ"):
         check_fingerprint(other.out / "tokenizer", before)
+
+
+def test_a_change_of_the_template_alone_is_seen(tmp_path: Path, prepare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DATA-12: over the work of an interrupted run; one that lays out otherwise than the tokens is refused."""
+    first = context(tmp_path, prepare)
+    run(CONFIG, first)
+    before = json.loads((first.out / "report.json").read_text())["fingerprints"]
+    for changed in ("{# a remark #}" + CHAT_TEMPLATE, CHAT_TEMPLATE.replace("{{- '<|im_end|>\\n' }}", "{{- '<|im_end|> ' }}")):
+        monkeypatch.setattr("stages.tokenize.CHAT_TEMPLATE", changed)
+        shutil.rmtree(first.out)
+        again = context(tmp_path, prepare)
+        if "<|im_end|> '" in changed:
+            with pytest.raises(ValueError, match="ids through the chat template"):
+                run(CONFIG, again)
+        else:
+            run(CONFIG, again)
+            after = json.loads((again.out / "report.json").read_text())["fingerprints"]
+            assert {name for name in before if before[name] != after[name]} == {"template"}
+
+
+def test_an_interrupted_run_is_taken_over_and_says_so(tmp_path: Path, prepare: Path) -> None:
+    """STR-05: stopped after the first tasks, then run to the end: the tokenizer and those tasks are not made again."""
+    unbroken = context(tmp_path, prepare, "unbroken")
+    run(CONFIG, unbroken)
+    stopped, asked = context(tmp_path, prepare, "stopped"), []
+    stopped.stop_requested = lambda: len(asked.append(1) or asked) > 4
+    with pytest.raises(Interrupted, match="encoding stopped after"):
+        run(CONFIG, stopped)
+    shutil.rmtree(stopped.out)
+    again, notes = context(tmp_path, prepare, "stopped"), []
+    again.note = notes.append
+    run(CONFIG, again)
+    assert notes[0] == "5 of 9 tasks were already done" and files(again.out) == files(unbroken.out)
+
+
+def test_an_executor_that_is_not_there_is_refused_before_any_work(tmp_path: Path, prepare: Path) -> None:
+    ctx = context(tmp_path, prepare)
+    with pytest.raises(ValueError, match="dask_address is 'tcp://10.0.0.1:8786' but executor is 'processes'"):
+        run(CONFIG.model_copy(update={"dask_address": "tcp://10.0.0.1:8786"}), ctx)
+    assert not list(ctx.out.iterdir())
 
 
 def test_nothing_in_the_output_depends_on_where_it_lies(tmp_path: Path, prepare: Path) -> None:
@@ -154,47 +199,65 @@ def test_nothing_in_the_output_depends_on_where_it_lies(tmp_path: Path, prepare:
 
 
 CHILD = """
-import sys, time
+import sys
 from pathlib import Path
-from data import shards
 from stages import tokenize
 from stages.context import Context
-from streaming import MDSWriter
 
-def slow(self, *args, write=MDSWriter.flush_shard):
-    write(self, *args)
-    time.sleep(0.3)
-
-MDSWriter.flush_shard = slow
-config = tokenize.Config(vocab_size=420, min_frequency=2, sample_bytes=1 << 20, shard_size_mb=1)
-tokenize.run(config, Context.for_test(Path(sys.argv[1]), "tokenize", {"prepare": Path(sys.argv[2])}))
+if __name__ == "__main__":
+    config = tokenize.Config(vocab_size=420, min_frequency=2, sample_bytes=1 << 20, shard_size_mb=1, task_size_mb=1, workers=int(sys.argv[3]),
+                             executor="processes", dask_address=None)
+    tokenize.run(config, Context.for_test(Path(sys.argv[1]), "tokenize", {"prepare": Path(sys.argv[2])}))
 """
 
 
+def start(folder: Path, prepare: Path, workers: int) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder), str(prepare), str(workers)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture
+def large(prepare: Path) -> Path:
+    """Several tasks of text."""
+    records = lines(prepare / "text" / "train.jsonl")
+    write_jsonl(prepare / "text" / "train.jsonl", [{**record, "id": f"{record['id']}-{i}", "text": f"{record['text']} {i}"} for i in range(600) for record in records])
+    assert (prepare / "text" / "train.jsonl").stat().st_size > 5 << 20
+    return prepare
+
+
 @pytest.mark.slow
-def test_killed_and_run_again_gives_the_bytes_of_an_unbroken_run(tmp_path: Path, prepare: Path) -> None:
-    """STR-05: SIGKILL after the first shards; what it leaves is refused, the rerun equals a run that was never broken."""
-    unbroken, killed = context(tmp_path, prepare, "unbroken"), tmp_path / "killed"
-    run(CONFIG, unbroken)
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(killed), str(prepare)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        deadline = time.monotonic() + 300
-        while not list(killed.rglob("*.mds")) and time.monotonic() < deadline and child.poll() is None:
-            time.sleep(0.02)
-    finally:
-        child.send_signal(signal.SIGKILL)
+def test_killed_ten_times_and_run_again_gives_the_bytes_of_an_unbroken_run(tmp_path: Path, large: Path) -> None:
+    """STR-05: SIGKILL at ten random moments; what was finished is kept, a half dataset is never accepted, the result is that of one process."""
+    unbroken = tmp_path / "unbroken"
+    begun = time.monotonic()
+    assert start(unbroken, large, 1).wait() == 0
+    longest, rng = time.monotonic() - begun, random.Random(5)
+    killed, kept = tmp_path / "killed", 0
+    for _ in range(10):
+        child = start(killed, large, 2)
+        moment = time.monotonic() + rng.uniform(0, longest)
+        while child.poll() is None and time.monotonic() < moment:
+            time.sleep(0.01)
+        if child.poll() is None:
+            child.send_signal(signal.SIGKILL)
         child.wait()
-    assert child.returncode == -signal.SIGKILL and list(killed.rglob("*.mds"))
-    assert not (killed / "out" / "report.json").exists()
-    begun = {path.parent for path in killed.rglob("*.mds")}
-    assert [folder for folder in begun if not (folder / "index.json").exists()]
-    for folder in begun:
-        if not (folder / "index.json").exists():
-            with pytest.raises(ValueError, match="stopped half-way"):
-                open_mds(folder)
-    again = context(tmp_path, prepare, "again")
-    run(CONFIG, again)
-    assert files(again.out) == files(unbroken.out)
+        for folder in {path.parent for path in (killed / "out").rglob("*.mds")}:
+            if not (folder / "index.json").exists():
+                with pytest.raises(ValueError, match="stopped half-way"):
+                    open_mds(folder)
+        finished = len(list((killed / "work" / "tasks").rglob("task.json")))
+        assert finished >= kept, "a finished task was lost"
+        kept = finished
+        shutil.rmtree(killed / "out", ignore_errors=True)  # as the runner does with what was never published
+    assert kept > 0 and start(killed, large, 2).wait() == 0
+    assert files(killed / "out") == files(unbroken / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_number_of_workers_changes_nothing(tmp_path: Path, large: Path, workers: int) -> None:
+    for count in (1, workers):
+        run(CONFIG.model_copy(update={"workers": count}), context(tmp_path, large, str(count)))
+    assert files(tmp_path / "1/out") == files(tmp_path / f"{workers}/out")
 
 
 def test_a_stop_request_is_honoured(tmp_path: Path, prepare: Path) -> None:
@@ -247,7 +310,8 @@ def test_missing_and_broken_inputs_are_named(tmp_path: Path, prepare: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("vocab_size", 200), ("vocab_size", 300.0), ("min_frequency", 0), ("sample_bytes", 0), ("shard_size_mb", 4096), ("extra", 1)],
+    ("key", "value"), [("vocab_size", 200), ("vocab_size", 300.0), ("min_frequency", 0), ("sample_bytes", 0), ("shard_size_mb", 4096), ("task_size_mb", 0),
+                       ("workers", 0), ("executor", "ray"), ("extra", 1)],
 )
 def test_bad_settings_are_refused(key: str, value: object) -> None:
     with pytest.raises(StageError, match=f"tokenize.{key}"):

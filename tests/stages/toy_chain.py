@@ -47,7 +47,8 @@ def prepare_output(folder: Path) -> Path:
 def tokenize_output(folder: Path) -> Path:
     """The real tokenize stage on `prepare_output`."""
     ctx = Context.for_test(folder, "tokenize", {"prepare": prepare_output(folder / "prepare")})
-    tokenize.run(tokenize.Config(vocab_size=VOCAB, min_frequency=2, sample_bytes=1 << 20, shard_size_mb=1), ctx)
+    tokenize.run(tokenize.Config(vocab_size=VOCAB, min_frequency=2, sample_bytes=1 << 20, shard_size_mb=1, task_size_mb=1, workers=1, executor="processes",
+                                     dask_address=None), ctx)  # fmt: skip
     return ctx.out
 
 

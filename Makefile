@@ -8,6 +8,7 @@ BIN := $(abspath $(VENV))/bin
 STAMP := $(abspath $(VENV))/.headrace-installed
 BENCH_STAMP := $(STAMP)-bench
 RUN := PATH="$(BIN):$$PATH" OMP_WAIT_POLICY=PASSIVE
+TESTERS := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo repro test test-fast lint ui gpu-check clean distclean
@@ -37,10 +38,10 @@ repro: env ## the same chain without Prefect: dvc repro
 	@$(RUN) dvc --wait-for-lock repro
 
 test: env ## run the whole test suite
-	@$(RUN) python -m pytest
+	@$(RUN) python -m pytest $(TESTERS)
 
 test-fast: env ## the suite without the slow tests
-	@$(RUN) python -m pytest -m "not slow"
+	@$(RUN) python -m pytest $(TESTERS) -m "not slow"
 
 lint: env ## ruff
 	@$(RUN) ruff check .

@@ -12,21 +12,31 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 
 
+FIRST = ("tests/test_chain.py", "tests/flows/")
+"""What takes longest begins first, so that neither worker is left alone with it at the end."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """No test reaches the network, and two test processes do not fight over two cores."""
+    """No test reaches the network, and test processes do not fight over the cores."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if "OMP_NUM_THREADS" not in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+    elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(2, os.cpu_count() or 1))
     hypothesis.settings.register_profile("headrace", deadline=None)  # a busy machine is not a failing test
     hypothesis.settings.load_profile("headrace")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    """Order and grouping for several workers: a file stays in one process, and so do all files that share a server."""
+    items.sort(key=lambda item: next((i for i, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))
+    for item in items:
+        file = item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group("flows" if file.startswith("tests/flows/") else file))
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ PIECE_CHARS = 1 << 16
 LONGEST_PIECE = 1 << 21
 """Characters without a place to cut after which a text is cut regardless; such cuts are counted."""
 _FOREIGN_CHARS = 256
-_CACHED_CHARS, _CACHED_WORDS = 1 << 22, 1 << 17
+_CACHED_CHARS, _CACHED_WORDS = 1 << 23, 1 << 18
 
 # Places where SPLIT_PATTERN always ends a match, whatever stands around them: no alternative holds a non-space before a space,
 # nor a letter before a non-letter, nor anything after a digit. Restricted to characters whose class is the same in every Unicode.

@@ -96,7 +96,7 @@ def read_pieces(pieces: list[Piece], pool: Pool, advance: Callable[[], object]) 
 
 def is_done(piece: Piece) -> bool:
     """Whether an earlier attempt finished this very piece, unchanged since."""
-    if not piece.index.is_file():
+    if not (piece.index.is_file() and piece.lines.is_file()):
         return False
     index = json.loads(piece.index.read_text(encoding="utf-8"))
     return index["part"] == list(piece.part) and index["stamp"] == piece.source.location.stamp(piece.part)

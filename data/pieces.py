@@ -115,7 +115,7 @@ def read_jobs(jobs: list[Job], held_out: frozenset[str], pool: Pool, advance: Ca
 
 def is_done(job: Job) -> bool:
     """Whether an earlier attempt finished this very piece, unchanged since."""
-    if not job.index.is_file():
+    if not (job.index.is_file() and job.lines.is_file()):
         return False
     index = json.loads(job.index.read_text(encoding="utf-8"))
     return index["part"] == list(job.part) and index["stamp"] == job.source.recipe.stamp(job.part)

@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("headrace")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order and grouping for several workers: a file stays in one process, and so do all files that share a server."""
     items.sort(key=lambda item: next((i for i, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))

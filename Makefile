@@ -8,7 +8,7 @@ BIN := $(abspath $(VENV))/bin
 STAMP := $(abspath $(VENV))/.headrace-installed
 BENCH_STAMP := $(STAMP)-bench
 RUN := PATH="$(BIN):$$PATH" OMP_WAIT_POLICY=PASSIVE
-TESTERS := -n 2 --dist loadgroup --no-loadscope-reorder
+TESTERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo repro test test-fast lint ui gpu-check clean distclean

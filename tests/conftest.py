@@ -29,13 +29,10 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("headrace")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order and grouping for several workers: a file stays in one process, and so do all files that share a server."""
+    """The long files first; GPU tests are skipped where there is none."""
     items.sort(key=lambda item: next((i for i, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)))
     for item in items:
-        file = item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group("flows" if file.startswith("tests/flows/") else file))
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +19,8 @@ FIRST = ("tests/test_chain.py", "tests/flows/")
 
 def pytest_configure(config: pytest.Config) -> None:
     """No test reaches the network, and test processes do not fight over the cores."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: the programs under test would inherit it and not hear Ctrl-C
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if "PYTEST_XDIST_WORKER" in os.environ:

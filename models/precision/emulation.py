@@ -94,15 +94,30 @@ def scaled_product(a_MK: Tensor, b_KN: Tensor, scale: float, bias_N: Tensor | No
     return torch.addmm(bias_N, a_MK, b_KN, beta=1, alpha=scale)
 
 
+class Backward(NamedTuple):
+    """What the backward products multiply with, where it is not what the forward product did (None)."""
+
+    round_gradient: RoundFn
+    """The output's gradient for dx, contracted along the output features."""
+    round_gradient_wgrad: RoundFn | None = None
+    """The same for dw, contracted along the tokens."""
+    wgrad_x: Rounded | None = None
+    """The input for dw."""
+    dgrad_w: Rounded | None = None
+    """The weight for dx."""
+
+
 class _EmulatedLinear(torch.autograd.Function):
-    """y = x w^T + b on rounded operands; both backward products use the same rounded x and w, and a rounded gradient."""
+    """y = x w^T + b on rounded operands; the backward products use those of `Backward`, and a gradient rounded for each of them."""
 
     @staticmethod
-    def forward(ctx, x_MK, weight_NK, bias_N, rounded_x: Rounded, rounded_w: Rounded, round_gradient: RoundFn):  # noqa: D102
+    def forward(ctx, x_MK, weight_NK, bias_N, rounded_x: Rounded, rounded_w: Rounded, backward: Backward):  # noqa: D102
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(rounded_x.values if needs_weight else None, rounded_w.values if needs_x else None)
-        ctx.scales = (rounded_x.scale, rounded_w.scale)
-        ctx.round_gradient = round_gradient
+        kept_x = rounded_x if backward.wgrad_x is None else backward.wgrad_x
+        kept_w = rounded_w if backward.dgrad_w is None else backward.dgrad_w
+        ctx.save_for_backward(kept_x.values if needs_weight else None, kept_w.values if needs_x else None)
+        ctx.scales = (kept_x.scale, kept_w.scale)
+        ctx.round_gradient, ctx.round_gradient_wgrad = backward.round_gradient, backward.round_gradient_wgrad
         return _forward_product(rounded_x, rounded_w, bias_N)
 
     @staticmethod
@@ -110,11 +125,14 @@ class _EmulatedLinear(torch.autograd.Function):
         x_MK, weight_NK = ctx.saved_tensors
         x_scale, weight_scale = ctx.scales
         grad_x = grad_weight = grad_bias = None
-        if x_MK is not None or weight_NK is not None:
+        one_rounding = ctx.round_gradient_wgrad is None
+        if weight_NK is not None or (one_rounding and x_MK is not None):
             rounded = ctx.round_gradient(grad_MN)
         if weight_NK is not None:
             grad_x = scaled_product(rounded.values, weight_NK, rounded.scale * weight_scale)
         if x_MK is not None:
+            if not one_rounding:
+                rounded = ctx.round_gradient_wgrad(grad_MN)
             grad_weight = scaled_product(rounded.values.t(), x_MK, rounded.scale * x_scale)
         if ctx.needs_input_grad[2]:
             grad_bias = grad_MN.sum(dim=0)
@@ -131,13 +149,15 @@ def emulated_linear(
     bias_N: Tensor | None,
     rounded_x: Rounded,
     rounded_w: Rounded,
-    round_gradient: RoundFn,
+    backward: RoundFn | Backward,
 ) -> Tensor:
     """Linear layer on rounded operands, float32 (M, N).
 
     `x_MK` and `weight_NK` carry the autograd graph only; the numbers come from `rounded_x` and `rounded_w`, which are kept for
-    the backward pass, so nothing is rounded twice.
+    the backward pass, so nothing is rounded twice, unless `backward` has operands of its own. A bare function rounds the gradient of
+    both backward products.
     """
     if not torch.is_grad_enabled():
         return _forward_product(rounded_x, rounded_w, bias_N)
-    return _EmulatedLinear.apply(x_MK, weight_NK, bias_N, rounded_x, rounded_w, round_gradient)
+    backward = backward if isinstance(backward, Backward) else Backward(round_gradient=backward)
+    return _EmulatedLinear.apply(x_MK, weight_NK, bias_N, rounded_x, rounded_w, backward)

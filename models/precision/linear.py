@@ -2,7 +2,7 @@
 
 In: float tensors (..., K). Out: (..., N) in the input's dtype. The layer owns the very Parameters of the layer it replaces, so
 parameter names, optimizer and checkpoints do not change. On a CPU products are emulated (`emulation.py`); on CUDA the recipe's
-hardware path runs.
+hardware path runs, or the emulation where a recipe has none.
 
 Two things are never computed twice. Layers fed by the same tensor (query, key and value; gate and up) round it once. And inside
 `hold_weights(model)` each weight is rounded once for all forwards: micro-batches of one update, or the steps of a rollout.
@@ -13,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from models.precision.emulation import Rounded, RoundFn, emulated_linear
+from models.precision.emulation import Backward, Rounded, RoundFn, emulated_linear
+from models.precision.scales import Casts, DelayedScales, MossScales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +33,19 @@ class Recipe:
     round_input: RoundFn
     round_weight: RoundFn
     round_gradient: RoundFn
-    prepare_weight: Callable[[Tensor], Any]
+    round_input_wgrad: RoundFn | None = None
+    """The input as the weight gradient needs it, whose blocks lie along the tokens; None: as the forward product has it."""
+    round_weight_dgrad: RoundFn | None = None
+    """The weight as the input gradient needs it; None: as the forward product has it."""
+    round_gradient_wgrad: RoundFn | None = None
+    """The output's gradient as the weight gradient needs it; None: as the input gradient has it."""
+    make_scales: Callable[[Tensor, Casts], DelayedScales | MossScales] | None = None
+    """A layer's state from its weight; its six roundings then stand in for the recipe's."""
+    counted: bool = False
+    """Whether layers count their casts and have state to save."""
+    prepare_weight: Callable[[Tensor], Any] | None = None
     """CUDA: weight (N, K) to what `hardware` multiplies with."""
-    hardware: Callable[[Tensor, Tensor, Tensor | None, Any], Tensor]
+    hardware: Callable[[Tensor, Tensor, Tensor | None, Any], Tensor] | None = None
     """CUDA: (x (M, K), weight (N, K), bias (N,) or None, prepared weight) to (M, N) in x's dtype, differentiable."""
     quantize: Callable[[Tensor], dict[str, Tensor]]
     """Offline: weight to the tensors stored for it."""
@@ -51,22 +64,43 @@ class PrecisionLinear(nn.Linear):
         self.register_parameter("bias", linear.bias)
         self.training = linear.training
         self.recipe = recipe
+        self.casts = Casts()
+        self.counting = False
+        self.scales = None if recipe.make_scales is None else recipe.make_scales(linear.weight, self.casts).to(linear.weight.device)
         self.holding = False
         self._held: Any = None
+        self._held_dgrad: Rounded | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         rows_MK = x.reshape(-1, self.in_features)
-        if x.is_cuda:
+        if x.is_cuda and self.recipe.hardware is not None:
             prepared = self._weight_operand(self.recipe.prepare_weight)
             y_MN = self.recipe.hardware(rows_MK, self.weight, self.bias, prepared)
         else:
-            rounded_w = self._weight_operand(self.recipe.round_weight)
-            rounded_x = _round_once(x, self.recipe)
-            rounded_x = Rounded(rounded_x.values.view(rows_MK.shape), rounded_x.scale)
-            y_MN = emulated_linear(
-                rows_MK, self.weight, self.bias, rounded_x, rounded_w, self.recipe.round_gradient
-            )
+            y_MN = self._emulated(x, rows_MK)
         return y_MN.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def _emulated(self, x: Tensor, rows_MK: Tensor) -> Tensor:
+        use = self.recipe if self.scales is None else self.scales
+        with_graph = torch.is_grad_enabled()
+        rounded_w = self._weight_operand(lambda weight: self._counted(weight, use.round_weight(weight)))
+        rounded_x = self._counted(rows_MK, _round_once(x, use.round_input))
+        rounded_x = Rounded(rounded_x.values.view(rows_MK.shape), rounded_x.scale)
+        dgrad_w = wgrad_x = None
+        if use.round_weight_dgrad is not None and with_graph and x.requires_grad:
+            dgrad_w = self._dgrad_operand(use.round_weight_dgrad)
+        if use.round_input_wgrad is not None and with_graph and self.weight.requires_grad:
+            wgrad_x = _round_once(x, use.round_input_wgrad)
+        backward = Backward(self._counted_gradient(use.round_gradient), use.round_gradient_wgrad, wgrad_x, dgrad_w)
+        return emulated_linear(rows_MK, self.weight, self.bias, rounded_x, rounded_w, backward)
+
+    def _counted(self, x: Tensor, rounded: Rounded) -> Rounded:
+        if self.counting:
+            self.casts.underflowed += int(torch.count_nonzero(x.detach())) - int(torch.count_nonzero(rounded.values))
+        return rounded
+
+    def _counted_gradient(self, round_gradient: RoundFn) -> RoundFn:
+        return (lambda grad: self._counted(grad, round_gradient(grad))) if self.counting else round_gradient
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, precision={self.recipe.name}"
@@ -74,7 +108,7 @@ class PrecisionLinear(nn.Linear):
     def hold(self, holding: bool) -> None:
         """Start or stop reusing the rounded weight; either way the next forward rounds anew."""
         self.holding = holding
-        self._held = None
+        self._held = self._held_dgrad = None
 
     def _weight_operand(self, prepare: Callable[[Tensor], Any]) -> Any:
         if self._held is not None:
@@ -84,20 +118,30 @@ class PrecisionLinear(nn.Linear):
             self._held = operand
         return operand
 
+    def _dgrad_operand(self, round_weight_dgrad: RoundFn) -> Rounded:
+        if self._held_dgrad is not None:
+            return self._held_dgrad
+        operand = round_weight_dgrad(self.weight.detach())
+        if self.holding:
+            self._held_dgrad = operand
+        return operand
 
-def _round_once(x: Tensor, recipe: Recipe) -> Rounded:
-    """Round an input, or return what another layer of this recipe got from the same, unmodified tensor.
 
-    The rounded copy hangs on the tensor and dies with it. Inference-mode tensors count no modifications: always rounded.
+def _round_once(x: Tensor, round_fn: RoundFn) -> Rounded:
+    """round_fn(x), or what another layer with the same function got from the same, unmodified tensor.
+
+    The rounded copies hang on the tensor and die with it. Inference-mode tensors count no modifications: always rounded. So is the
+    input of a layer whose own scale decides, which is a bound method.
     """
-    if x.is_inference():
-        return recipe.round_input(x)
-    found = getattr(x, "_rounded_input", None)
-    if found is not None and found[0] is recipe and found[1] == x._version:
-        return found[2]
-    rounded = recipe.round_input(x)
-    x._rounded_input = (recipe, x._version, rounded)
-    return rounded
+    if x.is_inference() or isinstance(round_fn, MethodType):
+        return round_fn(x)
+    found = getattr(x, "_rounded", None)
+    if found is None or found[0] != x._version:
+        found = x._rounded = (x._version, {})
+    copies = found[1]
+    if round_fn not in copies:
+        copies[round_fn] = round_fn(x)
+    return copies[round_fn]
 
 
 @contextmanager

@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.precision import tensorwise
+from models.precision import blocks, tensorwise
 from models.precision.emulation import round_bfloat16, round_float8
-from models.precision.formats import E4M3, E5M2, Quantized, dequantize, quantize_e4m3
+from models.precision.formats import E4M3, E5M2, Quantized, decode_e8m0, dequantize, encode_e8m0, quantize_e4m3
 from models.precision.linear import Recipe
+from models.precision.reference import MX_BLOCK, TILE, Blocked, dequantize_blocked, quantize_blocked
+from models.precision.scales import DelayedScales, MossScales
 
 FP32 = "fp32"
 
@@ -51,6 +53,63 @@ def _load_float8(stored: dict[str, Tensor]) -> Tensor:
     return dequantize(Quantized(stored["weight"], stored["weight_scale"]))
 
 
+def _store_blocked(weight: Tensor, rows: int, columns: int) -> dict[str, Tensor]:
+    """Scales as E8M0 codes, one for each block."""
+    values, scales = quantize_blocked(weight.detach(), rows, columns or weight.shape[1])
+    return {"weight": values, "weight_scale": encode_e8m0(scales)}
+
+
+def _load_blocked(stored: dict[str, Tensor], rows: int, columns: int) -> Tensor:
+    values = stored["weight"]
+    return dequantize_blocked(Blocked(values, decode_e8m0(stored["weight_scale"])), rows, columns or values.shape[1], torch.float32)
+
+
+def _block_recipes() -> tuple[Recipe, ...]:
+    """Recipes whose scales are those of the moment, one for each block."""
+    whole_row = 0
+    return (
+        Recipe(
+            name="fp8_rowwise", alignment=tensorwise.ALIGNMENT, counted=True,
+            round_input=blocks.rows, round_weight=blocks.rows, round_gradient=blocks.rows,
+            round_input_wgrad=blocks.columns, round_weight_dgrad=blocks.columns, round_gradient_wgrad=blocks.columns,
+            quantize=functools.partial(_store_blocked, rows=1, columns=whole_row),
+            dequantize=functools.partial(_load_blocked, rows=1, columns=whole_row),
+        ),
+        Recipe(
+            name="fp8_blockwise", alignment=tensorwise.ALIGNMENT, counted=True,
+            round_input=blocks.long_along_features, round_weight=blocks.tiles, round_gradient=blocks.long_along_features,
+            round_input_wgrad=blocks.long_along_tokens, round_gradient_wgrad=blocks.long_along_tokens,
+            quantize=functools.partial(_store_blocked, rows=TILE, columns=TILE),
+            dequantize=functools.partial(_load_blocked, rows=TILE, columns=TILE),
+        ),
+        Recipe(
+            name="mxfp8", alignment=tensorwise.ALIGNMENT, counted=True,
+            round_input=blocks.along_features, round_weight=blocks.along_features, round_gradient=blocks.along_features,
+            round_input_wgrad=blocks.along_tokens, round_weight_dgrad=blocks.along_tokens, round_gradient_wgrad=blocks.along_tokens,
+            quantize=functools.partial(_store_blocked, rows=1, columns=MX_BLOCK),
+            dequantize=functools.partial(_load_blocked, rows=1, columns=MX_BLOCK),
+        ),
+    )  # fmt: skip
+
+
+def _stateful_recipes() -> tuple[Recipe, ...]:
+    """Recipes with scales from earlier steps. The roundings given here are those of the moment, for a tensor outside a layer."""
+    to_e4m3 = functools.partial(round_float8, fmt=E4M3)
+    return (
+        Recipe(
+            name="fp8_delayed", alignment=tensorwise.ALIGNMENT, counted=True, make_scales=DelayedScales,
+            round_input=to_e4m3, round_weight=to_e4m3, round_gradient=functools.partial(round_float8, fmt=E5M2),
+            quantize=_store_float8, dequantize=_load_float8,
+        ),
+        Recipe(
+            name="moss", alignment=tensorwise.ALIGNMENT, counted=True, make_scales=MossScales,
+            round_input=blocks.two_level_along_features, round_weight=to_e4m3, round_gradient=blocks.two_level_along_features,
+            round_input_wgrad=blocks.two_level_along_tokens, round_gradient_wgrad=blocks.two_level_along_tokens,
+            quantize=_store_float8, dequantize=_load_float8,
+        ),
+    )  # fmt: skip
+
+
 def _recipes() -> dict[str, Recipe]:
     bf16 = Recipe(
         name="bf16",
@@ -75,7 +134,7 @@ def _recipes() -> dict[str, Recipe]:
         quantize=_store_float8,
         dequantize=_load_float8,
     )
-    return {recipe.name: recipe for recipe in (bf16, fp8_tensorwise)}
+    return {recipe.name: recipe for recipe in (bf16, fp8_tensorwise, *_block_recipes(), *_stateful_recipes())}
 
 
 def recipe(precision: str) -> Recipe:

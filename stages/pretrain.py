@@ -50,8 +50,10 @@ class Config(Section):
     """Settings of pretraining."""
 
     model: ModelShape
-    precision: Literal["fp32", "bf16", "fp8_tensorwise"]
-    """Arithmetic of the linear layers; weights and optimizer stay fp32."""
+    precision: Literal["fp32", "bf16", "fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise", "mxfp8", "moss"]
+    """Arithmetic of the linear layers; weights and optimizer stay fp32. fp8_tensorwise: a scale for each tensor, of the moment; fp8_delayed:
+    from the maxima of earlier steps; fp8_rowwise: for each row; fp8_blockwise: 1x128, weights 128x128; mxfp8: each 32 elements, powers of
+    two; moss: those under a scale for each row, and weights whose scale is predicted from AdamW's largest step."""
     seq_len: int = Field(ge=8)
     packing: Literal["sequential", "best_fit", "none"]
     """How documents become rows: data/packing.py."""

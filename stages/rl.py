@@ -79,8 +79,9 @@ class Config(Section):
     beta1: float = Field(ge=0, lt=1)
     beta2: float = Field(ge=0, lt=1)
     clip_norm: float = Field(gt=0)
-    precision: Literal["fp32", "bf16", "fp8_tensorwise"]
-    """Of the linear layers, in rollouts and updates alike."""
+    precision: Literal["fp32", "bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "moss"]
+    """Of the linear layers, in rollouts and updates alike. moss measures its weights for every rollout and update here. Not fp8_delayed: its
+    scales change between a rollout and the update, which would then follow another policy than the one sampled."""
     max_logprob_gap: float = Field(gt=0)
     """Largest allowed |trainer - sampler| log-probability of a sampled token at the first update after a rollout."""
     eval_every: int = Field(ge=1)

@@ -45,7 +45,8 @@ class Config(Section):
 
     method: Literal["full", "lora"]
     lora: Lora
-    precision: Literal["fp32", "bf16", "fp8_tensorwise"]
+    precision: Literal["fp32", "bf16", "fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise", "mxfp8", "moss"]
+    """Arithmetic of the linear layers, as in pretrain."""
     seq_len: int = Field(ge=8)
     packing: Literal["best_fit", "none"]
     """How chats become rows: data/packing.py."""

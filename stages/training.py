@@ -2,8 +2,8 @@
 
 In: a Decoder, its optimizer, an endless stream of packed batches, a schedule. Out: the trained model, curves through the context.
 A step is: global batch in tokens, gradients summed over micro-batches and divided once by the batch's target count, clip, guarded
-update. Checkpoints hold weights, optimizer, stream position and random state, so a run that is killed anywhere continues bit for
-bit on the same machine.
+update. Checkpoints hold weights, optimizer, the precision's scales, stream position and random state, so a run that is killed
+anywhere continues bit for bit on the same machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from models.architectures.decoder import Decoder
 from models.losses.accumulation import accumulate_gradients
 from models.losses.cross_entropy import chunked_cross_entropy_sum
 from models.optimizers.guard import guarded_step
-from models.precision import hold_weights
+from models.precision import cast_totals, counted_casts, follow_optimizer, hold_weights, precision_state, restore_precision_state
+from models.precision.state import has_precision_state
 from stages.config import StageError
 from stages.context import Context, Interrupted
 
@@ -64,6 +65,7 @@ def train(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: St
     """
     params = [p for p in model.parameters() if p.requires_grad]
     step, skipped, skipped_in_a_row = _resume(ctx, model, optim, stream)
+    follow_optimizer(model, optim)
     begun, waited = time.perf_counter(), 0.0
     while step < settings.total_steps:
         for group in optim.param_groups:
@@ -72,12 +74,13 @@ def train(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: St
         asked = time.perf_counter()
         batch = stream.next()
         waited += time.perf_counter() - asked
-        loss_sum, targets = backward(model, batch, settings.micro_batch_rows)
+        with counted_casts(model, (step + 1) % settings.eval_every == 0):  # looking at every cast costs time
+            loss_sum, targets = backward(model, batch, settings.micro_batch_rows)
         result = guarded_step(optim, params, settings.clip_norm)
         step += 1
         skipped += result.skipped
         skipped_in_a_row = skipped_in_a_row + 1 if result.skipped else 0
-        ctx.log(step, loss=loss_sum / max(targets, 1), lr=lr, grad_norm=result.grad_norm, skipped=skipped)
+        ctx.log(step, loss=loss_sum / max(targets, 1), lr=lr, grad_norm=result.grad_norm, skipped=skipped, **cast_totals(model))
         if skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise RuntimeError(f"gradients were not finite for {skipped_in_a_row} updates in a row (step {step}); weights are those before them. "
                                f"Lower peak_lr (now {settings.peak_lr}), lengthen warmup_steps, or use precision: fp32")
@@ -168,7 +171,7 @@ def rows_per_step(tokens_per_step: int, seq_len: int) -> int:
 
 def _save(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: Stream, step: int, skipped: int, in_a_row: int) -> Path:
     tensors = {f"model/{name}": p.detach() for name, p in model.named_parameters()}
-    tensors |= checkpoint.optimizer_tensors(optim, model) | checkpoint.rng_tensors()
+    tensors |= checkpoint.optimizer_tensors(optim, model) | checkpoint.rng_tensors() | precision_state(model)
     return checkpoint.save_state(ctx.work / "state", step, tensors, {"stream": stream.state(), "skipped": skipped, "skipped_in_a_row": in_a_row})
 
 
@@ -183,6 +186,10 @@ def _resume(ctx: Context, model: Decoder, optim: torch.optim.Optimizer, stream: 
             parameter.copy_(tensors[f"model/{name}"])
     checkpoint.restore_optimizer(optim, model, tensors)
     checkpoint.restore_rng(tensors)
+    if precision_state(model) and not has_precision_state(tensors):
+        ctx.note("the checkpoint holds no precision state: scales are taken from the weights and tensors as they come")
+    else:
+        restore_precision_state(model, tensors)
     stream.restore(meta["stream"])
     ctx.resume_at(step)
     ctx.note(f"resumed at step {step}")

@@ -53,7 +53,7 @@ def test_loss_falls_and_the_output_is_complete(tokens: Path, base: Path) -> None
     assert {path.name for path in base.iterdir()} == {"model", "tokenizer", "curve.csv", "val.csv", "samples.txt"}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8_tensorwise"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise", "mxfp8", "moss"])
 def test_every_precision_trains_and_repeats_bit_for_bit(tmp_path: Path, tokens: Path, precision: str) -> None:
     first, metrics = run_pretrain(tmp_path / "a", tokens, precision=precision)
     second, again = run_pretrain(tmp_path / "b", tokens, precision=precision)

@@ -295,6 +295,7 @@ def test_another_tokenizer_than_that_of_the_prompts_is_refused(inputs, tmp_path)
         ({"temperature": 0.0}, "greater than 0"),
         ({"warmup_steps": 7}, "warmup_steps"),
         ({"precision": "int3"}, "fp8_tensorwise"),
+        ({"precision": "fp8_delayed"}, "'fp8_blockwise', 'mxfp8' or 'moss'"),
         ({"learning_rate": 1.0}, "Extra inputs"),
     ],
 )

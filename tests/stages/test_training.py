@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from data.packing import PackedBatch, PackedStream
 from models.architectures.decoder import Decoder, DecoderConfig, init_weights
 from models.optimizers.adamw import adamw
 from models.optimizers.schedules import wsd
+from models.precision import apply_precision, cast_totals, precision_state
+from models.precision.scales import MossScales
 from stages.config import StageError
 from stages.context import Context, Interrupted
 from stages.training import LoopSettings, backward, rows_per_step, steps_for, train
@@ -29,6 +32,19 @@ def make(lr: float = 0.01) -> tuple[Decoder, torch.optim.Optimizer, PackedStream
     model = Decoder(SHAPE)
     init_weights(model, 0)
     return model, adamw(model, lr=lr, betas=(0.9, 0.95), weight_decay=0.1), PackedStream(documents(), 16, 4, 0, "sequential")
+
+
+def make_in(precision: str) -> tuple[Decoder, torch.optim.Optimizer, PackedStream]:
+    """`make` in a low precision, moss measuring every 5 steps so that a run of 12 holds predictions and measurements."""
+    model = Decoder(dataclasses.replace(SHAPE, num_kv_heads=2))  # FP8 takes widths in multiples of 16
+    init_weights(model, 0)
+    apply_precision(model, precision)
+    _, _, stream = make()
+    optim = adamw(model, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    for module in model.modules():
+        if isinstance(module, MossScales):
+            module.interval = 5
+    return model, optim, stream
 
 
 def settings(steps: int, micro: int = 4) -> LoopSettings:
@@ -86,6 +102,55 @@ def test_ckpt_05_06_07_stopped_and_resumed_equals_unbroken(tmp_path: Path, stop_
     assert torch.equal(weights(again), weights(model))
     for name in ("curve.csv", "val.csv"):
         assert (tmp_path / "b/out" / name).read_bytes() == (tmp_path / "a/out" / name).read_bytes()
+
+
+@pytest.mark.parametrize("precision", ["moss", "fp8_delayed", "mxfp8"])
+def test_fp8_03_killed_twice_and_resumed_equals_unbroken(tmp_path: Path, precision: str) -> None:
+    """Bit for bit: weights, curves (losses and counts of casts among them), and the scales themselves."""
+    model, optim, stream = make_in(precision)
+    unbroken = Context.for_test(tmp_path / "a", "pretrain", {})
+    train(unbroken, model, optim, stream, settings(12), lambda step: {"val_x": float(step)})
+    unbroken.write_curves()
+    for stop_at in (3, 7):
+        broken = Context.for_test(tmp_path / "b", "pretrain", {})
+        broken.stop_requested = lambda broken=broken, stop_at=stop_at: len(broken._points) >= stop_at
+        with pytest.raises(Interrupted, match="checkpoint saved at step"):
+            train(broken, *make_in(precision), settings(12), lambda step: {"val_x": float(step)})
+    resumed = Context.for_test(tmp_path / "b", "pretrain", {})
+    again, optim, stream = make_in(precision)
+    train(resumed, again, optim, stream, settings(12), lambda step: {"val_x": float(step)})
+    resumed.write_curves()
+    assert torch.equal(weights(again), weights(model))
+    ours, theirs = precision_state(again), precision_state(model)
+    assert ours and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for name in ("curve.csv", "val.csv"):
+        assert (tmp_path / "b/out" / name).read_bytes() == (tmp_path / "a/out" / name).read_bytes()
+    totals = cast_totals(model)
+    assert totals["fp8_underflowed"] > 0 and (precision != "moss" or totals["fp8_saturated"] == 0)
+    assert "fp8_saturated" in (tmp_path / "a/out/curve.csv").read_text().splitlines()[0]
+
+
+def test_fp8_04_checkpoints_keep_their_size(tmp_path: Path) -> None:
+    train(Context.for_test(tmp_path, "pretrain", {}), *make_in("fp8_delayed"), settings(12), lambda step: {})
+    folders = sorted((tmp_path / "work/state").glob("step-*/state.safetensors"))
+    assert len(folders) == 2 and len({path.stat().st_size for path in folders}) == 1
+
+
+def test_fp8_03_a_checkpoint_without_scales_starts_them_safely(tmp_path: Path) -> None:
+    """Saved in bfloat16, continued in moss and fp8_delayed: scales come from the weights and tensors, and the user is told."""
+    for precision in ("moss", "fp8_delayed"):
+        first = Context.for_test(tmp_path / precision, "pretrain", {})
+        first.stop_requested = lambda first=first: len(first._points) >= 4
+        with pytest.raises(Interrupted):
+            train(first, *make_in("bf16"), settings(12), lambda step: {})
+        notes: list[str] = []
+        second = Context.for_test(tmp_path / precision, "pretrain", {})
+        second.note = notes.append
+        model, optim, stream = make_in(precision)
+        assert train(second, model, optim, stream, settings(12), lambda step: {}) == 0
+        assert any("no precision state" in note for note in notes) and cast_totals(model)["fp8_scale_refreshes"] > 0
+        losses = [values["loss"] for _, values in second._points if "loss" in values]
+        assert max(losses[4:]) < losses[0] * 1.1
 
 
 def test_ckpt_02_damaged_newest_checkpoint_falls_back_and_still_agrees(tmp_path: Path) -> None:

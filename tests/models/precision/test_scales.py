@@ -26,6 +26,7 @@ from models.precision import (
 from models.precision.formats import E4M3
 from models.precision.scales import Casts, DelayedScales, MossScales
 from models.precision.state import has_precision_state, remeasure
+from tests.bench.precision import moss_run
 
 
 def model_of(precision: str, features: int = 32, seed: int = 0) -> nn.Sequential:
@@ -279,3 +280,11 @@ def test_scales_follow_their_layer_into_a_copy():
     copied[0].scales.measure(copied[0].weight * 10)
     assert isinstance(copied[0].scales, MossScales) and copied[0].scales.casts is copied[0].casts
     assert float(model[0].scales.bound) == 0 and model[0].casts.refreshes == 0
+
+
+@pytest.mark.slow
+def test_no_cast_saturates_in_two_thousand_steps():
+    """Weights measured every 500 steps, schedule with warm-up and cosine, betas (0.9, 0.999): none clipped, and the bound stays useful."""
+    found = moss_run(2000)
+    assert (found["saturated"], found["refreshes"], found["interval"]) == (0, 2 * (1 + 4), 500)
+    assert found["last_loss"] < 0.1 * found["first_loss"] and found["largest_slack"] < 256, "256 times too large is still free"

@@ -19,7 +19,7 @@ help: ## list the targets
 env: $(STAMP) ## make the environment in $(VENV) (set VENV= to put it elsewhere, PYTHON= to choose the interpreter)
 	@$(RUN) python -m data.recipes.stdlib
 
-$(STAMP): requirements.txt requirements-nodeps.txt requirements-dev.txt requirements-dask.txt
+$(STAMP): requirements.txt requirements-nodeps.txt requirements-dev.txt requirements-dask.txt requirements-8bit.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); set PYTHON=" >&2; exit 2; }
 	@command -v cc >/dev/null || { echo "a C compiler (cc) is needed for one dependency; install gcc or clang" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

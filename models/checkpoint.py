@@ -14,7 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,6 +30,15 @@ OPTIM = "optim/"
 MANIFEST = OPTIM + "manifest"
 RNG_CPU = "rng/torch_cpu"
 RNG_CUDA = "rng/torch_cuda/"
+
+
+@runtime_checkable
+class PackedState(Protocol):
+    """An optimizer whose state holds tensors that no file format knows, such as 8-bit moments with their scales."""
+
+    def take_apart(self, key: str, value: Tensor) -> dict[str, Tensor]: ...
+
+    def put_together(self, parameter: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]: ...
 
 
 def save_model(folder: Path, model: Decoder, meta: Mapping[str, Any]) -> None:
@@ -145,12 +154,12 @@ def optimizer_tensors(optim: torch.optim.Optimizer, model: torch.nn.Module) -> d
     names = {parameter: name for name, parameter in model.named_parameters()}
     manifest: dict[str, dict[str, Any]] = {}
     tensors: dict[str, Tensor] = {}
-    for parameter in _optimized(optim):
+    for parameter, algorithm in _optimized(optim).items():
         if parameter not in names:
             raise ValueError("optimizer_tensors: the optimizer holds a parameter that is not the model's; build it from this model")
         name = names[parameter]
-        state = {key: value for key, value in optim.state.get(parameter, {}).items() if value is not None}
-        manifest[name] = {"keys": sorted(state), "shape": list(parameter.shape)}
+        state = _plain_state(optim, {key: value for key, value in optim.state.get(parameter, {}).items() if value is not None})
+        manifest[name] = {"keys": sorted(state), "shape": list(parameter.shape), "algorithm": algorithm}
         for key, value in state.items():
             if not isinstance(value, Tensor):
                 raise ValueError(f"optimizer state {name}/{key} is {type(value).__name__}; expected a tensor; store it as one")
@@ -162,8 +171,8 @@ def optimizer_tensors(optim: torch.optim.Optimizer, model: torch.nn.Module) -> d
 def restore_optimizer(optim: torch.optim.Optimizer, model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Puts the state saved by `optimizer_tensors` back, bit for bit, on each parameter's device.
 
-    Refuses (ValueError naming the tensors, CKPT-07) when any is missing or the parameters differ: without its moments the optimizer
-    would restart cold and the loss would jump. Other entries of `tensors` are ignored.
+    Refuses (ValueError naming the tensors, CKPT-07) when any is missing, the parameters differ or the state is another optimizer's:
+    without its moments the optimizer would restart cold and the loss would jump. Other entries of `tensors` are ignored.
     """
     if MANIFEST not in tensors:
         raise ValueError(f"checkpoint has no optimizer state ({MANIFEST} is missing); load the weights only and start the optimizer anew")
@@ -175,6 +184,11 @@ def restore_optimizer(optim: torch.optim.Optimizer, model: torch.nn.Module, tens
         differ = sorted(name for name in wanted.keys() | saved.keys() if wanted.get(name) != saved.get(name))
         raise ValueError(f"optimizer state is for other parameters: {differ} are absent on one side or differ in shape; resume with the "
                          "config the checkpoint was made with")  # fmt: skip
+    algorithms = {names[parameter]: algorithm for parameter, algorithm in _optimized(optim).items()}
+    foreign = {(saved, algorithms[name]) for name, entry in manifest.items() if (saved := entry.get("algorithm", algorithms[name])) != algorithms[name]}
+    if foreign:
+        pairs = ", ".join(f"{saved} for {now}" for saved, now in sorted(foreign))
+        raise ValueError(f"optimizer state is another optimizer's: got {pairs}; resume with the config the checkpoint was made with")
     expected = [f"{OPTIM}{name}/{key}" for name, entry in manifest.items() for key in entry["keys"]]
     lost = sorted(name for name in expected if name not in tensors)
     if lost:
@@ -189,7 +203,7 @@ def restore_optimizer(optim: torch.optim.Optimizer, model: torch.nn.Module, tens
                 device = parameter.device if value.dim() or step_on_device else torch.device("cpu")
                 state[key] = value.detach().to(device, copy=True)
             if state:
-                optim.state[parameter] = state
+                optim.state[parameter] = optim.put_together(parameter, state) if isinstance(optim, PackedState) else state
             else:
                 optim.state.pop(parameter, None)
 
@@ -218,8 +232,16 @@ def restore_rng(tensors: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(tensors[f"{RNG_CUDA}{index}"], index)
 
 
-def _optimized(optim: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optim.param_groups for parameter in group["params"]]
+def _plain_state(optim: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """State as tensors that a file can hold."""
+    if not isinstance(optim, PackedState):
+        return state
+    return {name: part for key, value in state.items() for name, part in optim.take_apart(key, value).items()}
+
+
+def _optimized(optim: torch.optim.Optimizer) -> dict[Tensor, str]:
+    """Parameters in order, each with the algorithm that moves it: its group's "algorithm", or the optimizer's class."""
+    return {parameter: group.get("algorithm", type(optim).__name__) for group in optim.param_groups for parameter in group["params"]}
 
 
 def _step_folders(root: Path) -> list[Path]:

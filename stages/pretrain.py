@@ -1,7 +1,7 @@
 """pretrain: packed text tokens -> base model.
 
-A decoder of design section "The model" on packed rows with document isolation; AdamW, warm-up-stable-decay schedule, gradient
-clipping, linear layers in the chosen precision. Output: model/, tokenizer/ (a copy), curve.csv, val.csv, samples.txt.
+A decoder of design section "The model" on packed rows with document isolation; optimizer, schedule and precision of the linear layers
+as chosen, gradient clipping. Output: model/, tokenizer/ (a copy), curve.csv, val.csv, samples.txt.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from models import accounting, checkpoint
 from models.architectures.decoder import Decoder, DecoderConfig, init_weights
 from models.evaluation.metrics import bits_per_byte
 from models.inference.generate import generate
-from models.optimizers.adamw import adamw
-from models.optimizers.schedules import wsd
+from models.optimizers.factory import describe_groups
 from models.precision import apply_precision
-from stages.config import Section, StageError
+from stages.config import Section
 from stages.context import Context
 from stages.device import pick_device
+from stages.optimizing import Optimization
 from stages.runner import main
 from stages.training import LoopSettings, open_rows, rows_per_step, steps_for, sum_nats, train
 
@@ -46,7 +46,7 @@ class ModelShape(Section):
     qkv_bias: bool
 
 
-class Config(Section):
+class Config(Optimization):
     """Settings of pretraining."""
 
     model: ModelShape
@@ -63,14 +63,6 @@ class Config(Section):
     """Global batch in tokens; the device count never changes it."""
     micro_batch_rows: int = Field(ge=1)
     total_tokens: int = Field(ge=1)
-    peak_lr: float = Field(gt=0)
-    warmup_steps: int = Field(ge=0)
-    decay_fraction: float = Field(ge=0, le=1)
-    """Share of the steps, at the end, over which the rate falls to zero."""
-    weight_decay: float = Field(ge=0)
-    beta1: float = Field(ge=0, lt=1)
-    beta2: float = Field(ge=0, lt=1)
-    clip_norm: float = Field(gt=0)
     eval_every: int = Field(ge=1)
     eval_rows: int = Field(ge=1)
     """Rows of held-out text scored at each evaluation; the last one scores all of it."""
@@ -89,6 +81,7 @@ def plan(cfg: Config, ctx: Context) -> dict[str, object]:
     vocab_size = len(load_tokenizer(tokenizer)) if tokenizer.is_dir() else 32_768
     shape = decoder_config(cfg, vocab_size)
     steps = steps_for(cfg.total_tokens, cfg.tokens_per_step)
+    cfg.make_schedule(steps)
     flops = accounting.flops_per_token(shape, cfg.seq_len)
     return {"vocab_size": vocab_size if tokenizer.is_dir() else f"{vocab_size} (assumed: tokenize has not run)", "parameters": accounting.num_params(shape),
             "steps": steps, "tokens": steps * cfg.tokens_per_step, "flops_per_token": flops, "training_flops": flops * steps * cfg.tokens_per_step,
@@ -100,13 +93,12 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     tokenize = ctx.dep("tokenize")
     tokenizer = load_tokenizer(tokenize / "tokenizer")
     steps, rows = steps_for(cfg.total_tokens, cfg.tokens_per_step), rows_per_step(cfg.tokens_per_step, cfg.seq_len)
-    if not cfg.warmup_steps + round(cfg.decay_fraction * steps) <= steps:
-        raise StageError(f"warmup_steps={cfg.warmup_steps} and decay_fraction={cfg.decay_fraction} exceed the {steps} steps of total_tokens={cfg.total_tokens}")
+    schedule = cfg.make_schedule(steps)
     model = Decoder(decoder_config(cfg, len(tokenizer)))
     init_weights(model, ctx.seed)
     model.to(pick_device())
     apply_precision(model, cfg.precision)
-    optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
+    optim = cfg.make_optimizer(model)
     documents, held_out = (open_rows(ctx, tokenize / "text" / split, cfg.damaged_shards) for split in ("train", "val"))
     stream = Prefetched(PackedStream(documents, seq_len=cfg.seq_len, rows_per_batch=rows, seed=ctx.seed, policy=cfg.packing))
     val = Shuffled(held_out, ctx.seed)
@@ -119,9 +111,10 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
 
     ctx.begin(steps, cfg.tokens_per_step)
     ctx.note(f"{accounting.num_params(model.config):,} parameters, {steps} steps of {cfg.tokens_per_step:,} tokens, precision {cfg.precision}, {pick_device()}")
+    ctx.note(f"{describe_groups(optim)}; schedule {cfg.schedule}")
     skipped = train(ctx, model, optim, stream, LoopSettings(
         total_steps=steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
-        eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
+        eval_every=cfg.eval_every, lr_multiplier=schedule), evaluate)
     final = evaluate(steps)
     packing = stream.report()
     stream.close()

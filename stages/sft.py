@@ -18,13 +18,13 @@ from data.tokenizer import check_fingerprint, fingerprint
 from models import accounting, checkpoint
 from models.adapters.lora import add_lora, merge_lora
 from models.architectures.decoder import Decoder
-from models.optimizers.adamw import adamw
-from models.optimizers.schedules import wsd
+from models.optimizers.factory import describe_groups
 from models.precision import apply_precision
 from stages.atomic import write_json
 from stages.config import Section, StageError
 from stages.context import Context
 from stages.device import pick_device
+from stages.optimizing import Optimization
 from stages.runner import main
 from stages.training import LoopSettings, open_rows, rows_per_step, sum_nats, train
 
@@ -40,7 +40,7 @@ class Lora(Section):
     """Names of the linear layers that get an adapter, such as q_proj."""
 
 
-class Config(Section):
+class Config(Optimization):
     """Settings of supervised fine-tuning."""
 
     method: Literal["full", "lora"]
@@ -55,36 +55,34 @@ class Config(Section):
     tokens_per_step: int = Field(ge=8)
     micro_batch_rows: int = Field(ge=1)
     steps: int = Field(ge=1)
-    peak_lr: float = Field(gt=0)
-    warmup_steps: int = Field(ge=0)
-    decay_fraction: float = Field(ge=0, le=1)
-    weight_decay: float = Field(ge=0)
-    beta1: float = Field(ge=0, lt=1)
-    beta2: float = Field(ge=0, lt=1)
-    clip_norm: float = Field(gt=0)
     eval_every: int = Field(ge=1)
     checkpoint_every: int = Field(ge=1)
 
 
 def plan(cfg: Config, ctx: Context) -> dict[str, object]:
     """Sizes for the dry run."""
+    check_method(cfg)
+    cfg.make_schedule(cfg.steps)
     return {"steps": cfg.steps, "tokens": cfg.steps * cfg.tokens_per_step, "rows_per_step": rows_per_step(cfg.tokens_per_step, cfg.seq_len)}
 
 
 def run(cfg: Config, ctx: Context) -> dict[str, float]:
     """Fine-tune on chats."""
+    check_method(cfg)
     check_fingerprint(ctx.dep("pretrain") / "tokenizer", fingerprint(ctx.dep("tokenize") / "tokenizer"))
     model, _ = checkpoint.load_model(ctx.dep("pretrain") / "model")
     if cfg.seq_len > model.config.max_seq_len:
         raise StageError(f"sft.seq_len={cfg.seq_len} exceeds the base model's context of {model.config.max_seq_len}; "
                          "lower it or pretrain with a longer seq_len")
+    schedule = cfg.make_schedule(cfg.steps)
     model.to(pick_device())
     apply_precision(model, cfg.precision)
     if cfg.method == "lora":
         add_lora(model, rank=cfg.lora.rank, alpha=cfg.lora.alpha, targets=tuple(cfg.lora.targets), seed=ctx.seed)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), precision {cfg.precision}, {pick_device()}")
-    optim = adamw(model, lr=cfg.peak_lr, betas=(cfg.beta1, cfg.beta2), weight_decay=cfg.weight_decay)
+    optim = cfg.make_optimizer(model)
+    ctx.note(f"{describe_groups(optim)}; schedule {cfg.schedule}")
     chats = ctx.dep("tokenize") / "chat"
     train_chats, val_chats = (open_rows(ctx, chats / split, cfg.damaged_shards) for split in ("train", "val"))
     rows = rows_per_step(cfg.tokens_per_step, cfg.seq_len)
@@ -98,7 +96,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     ctx.begin(cfg.steps, cfg.tokens_per_step)
     skipped = train(ctx, model, optim, stream, LoopSettings(
         total_steps=cfg.steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,
-        eval_every=cfg.eval_every, lr_multiplier=lambda step: wsd(step, cfg.steps, cfg.warmup_steps, cfg.decay_fraction)), evaluate)
+        eval_every=cfg.eval_every, lr_multiplier=schedule), evaluate)
     packing = stream.report()
     stream.close()
     ctx.note(f"packing {cfg.packing}: {packing}")
@@ -111,6 +109,13 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     checkpoint.save_model(ctx.out / "model", model, {"stage": "sft", "config": cfg.model_dump()})
     shutil.copytree(ctx.dep("pretrain") / "tokenizer", ctx.out / "tokenizer")
     return metrics
+
+
+def check_method(cfg: Config) -> None:
+    """StageError for an optimizer that the method cannot honour."""
+    if cfg.method == "lora" and cfg.optimizer == "muon":
+        raise StageError("sft: got method 'lora' with optimizer 'muon', which orthogonalises the change of a whole weight while lora trains two "
+                         "thin factors of it; expected optimizer: adamw or method: full")
 
 
 def merge_checked(ctx: Context, model: Decoder, tokens_BT: object) -> float:

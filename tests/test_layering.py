@@ -33,6 +33,8 @@ LATE_IMPORTS = {  # inner imports with a reason: slow, or optional on some machi
     ("data/recipes/mds.py", "streaming.base.format"),
     ("data/tokenizer.py", "transformers"),
     ("data/tasks/reasoning_gym.py", "reasoning_gym"),
+    ("models/optimizers/adamw_8bit.py", "torchao.optim"),
+    ("models/optimizers/adamw_8bit.py", "torchao.optim.subclass_8bit"),
     ("flows/pipeline.py", "flows.chain"),
     ("flows/schedule.py", "flows.deployments"),
 }

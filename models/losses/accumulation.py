@@ -38,14 +38,3 @@ def accumulate_gradients(losses: Iterable[LossFn], num_targets: int, grad_averag
     if int(targets) > num_targets:
         raise ValueError(f"num_targets: got {num_targets}, but the micro-batches hold {int(targets)}; pass the count of the whole batch")
     return sum(float(value) for value in sums), int(targets)
-
-
-def split_rows(num_rows: int, accumulation: int) -> list[slice]:
-    """Cut `num_rows` rows into `accumulation` micro-batches of nearly equal size, in order, none empty.
-
-    Raises ValueError for accumulation < 1 or above the number of rows.
-    """
-    if not 1 <= accumulation <= num_rows:
-        raise ValueError(f"accumulation: got {accumulation}, expected 1 to {num_rows}, the rows of the batch")
-    edges = [num_rows * i // accumulation for i in range(accumulation + 1)]
-    return [slice(start, stop) for start, stop in zip(edges[:-1], edges[1:], strict=True)]

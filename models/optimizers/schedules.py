@@ -49,22 +49,29 @@ def cosine(step: int, total: int, warmup: int, final_fraction: float) -> float:
     rising = constant(step, total, warmup)
     if step < warmup:
         return rising
-    peak = max(warmup, 1) - 1
-    progress = (step - peak) / (total - peak)
-    return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+    return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * _progress(step, total, warmup)))
+
+
+def linear(step: int, total: int, warmup: int, final_fraction: float) -> float:
+    """Linear warm-up, then a straight line from 1 towards `final_fraction`, which the update after the last would have."""
+    if not 0 <= final_fraction <= 1:
+        raise ValueError(f"final_fraction: got {final_fraction}, expected a number from 0 to 1")
+    rising = constant(step, total, warmup)
+    return rising if step < warmup else 1 - (1 - final_fraction) * _progress(step, total, warmup)
 
 
 def make_schedule(
     name: str, *, total: int, warmup: int, decay_fraction: float | None = None, final_fraction: float | None = None
 ) -> Schedule:
-    """The schedule `name` ("constant", "cosine" or "wsd") over a run of `total` updates, as a function of the index.
+    """The schedule `name` ("constant", "cosine", "linear" or "wsd") over a run of `total` updates, as a function of the index.
 
-    Its own parameter must be given (wsd: decay_fraction; cosine: final_fraction) and the other must be None, so that no value in a
+    Its own parameter must be given (wsd: decay_fraction; cosine, linear: final_fraction) and the other must be None, so that no value in a
     configuration is silently without effect. Errors are raised here, before the first update.
     """
-    shapes = {
+    shapes: dict[str, tuple[Schedule, set[str]]] = {
         "constant": (lambda step: constant(step, total, warmup), set()),
         "cosine": (lambda step: cosine(step, total, warmup, final_fraction), {"final_fraction"}),
+        "linear": (lambda step: linear(step, total, warmup, final_fraction), {"final_fraction"}),
         "wsd": (lambda step: wsd(step, total, warmup, decay_fraction), {"decay_fraction"}),
     }
     if name not in shapes:
@@ -76,6 +83,12 @@ def make_schedule(
         raise ValueError(f"schedule {name!r}: got {sorted(given)}, expected exactly {sorted(needed)}; set the others to null")
     schedule(0)
     return schedule
+
+
+def _progress(step: int, total: int, warmup: int) -> float:
+    """Share of the way from the peak to the update after the last."""
+    peak = max(warmup, 1) - 1
+    return (step - peak) / (total - peak)
 
 
 def _check(step: int, total: int, warmup: int) -> None:

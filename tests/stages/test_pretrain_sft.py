@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from tests.stages import toy_chain
 
 SHAPE = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16, "rope_base": 1e4, "norm_eps": 1e-6,
          "tied_head": True, "qk_norm": True, "qkv_bias": False}
-LOOP = {"seq_len": 64, "damaged_shards": "fail", "tokens_per_step": 256, "micro_batch_rows": 2, "peak_lr": 0.01, "warmup_steps": 2, "decay_fraction": 0.5, "weight_decay": 0.1,
+LOOP = {"seq_len": 64, "damaged_shards": "fail", "tokens_per_step": 256, "micro_batch_rows": 2, "peak_lr": 0.01, "warmup_steps": 2, "weight_decay": 0.1,
+        "optimizer": "adamw", "schedule": "wsd", "decay_fraction": 0.5, "final_fraction": None,
+        "muon": {"momentum": 0.95, "nesterov": True, "update_rms": 0.18, "fast_steps": 8, "settling_steps": 2, "newton_schulz_dtype": "fp32"},
         "beta1": 0.9, "beta2": 0.95, "clip_norm": 1.0, "eval_every": 4, "checkpoint_every": 4}
 
 
@@ -30,10 +33,11 @@ def base(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Path:
     return run_pretrain(tmp_path_factory.mktemp("base"), tokens)[0]
 
 
-def run_pretrain(folder: Path, tokens: Path, **changes: object) -> tuple[Path, dict[str, float]]:
+def run_pretrain(folder: Path, tokens: Path, note: Callable[[str], None] | None = None, **changes: object) -> tuple[Path, dict[str, float]]:
     cfg = pretrain.Config.model_validate({**LOOP, "packing": "sequential", "model": SHAPE, "precision": "fp8_tensorwise", "total_tokens": 8 * 256, "eval_rows": 4, "sample_tokens": 4,
                                           **changes})
     ctx = Context.for_test(folder, "pretrain", {"tokenize": tokens})
+    ctx.note = note or ctx.note
     metrics = pretrain.run(cfg, ctx)
     ctx.write_curves()
     return ctx.out, metrics
@@ -73,12 +77,37 @@ def test_loss_01_micro_batches_change_nothing_but_rounding(tmp_path: Path, token
 @pytest.mark.parametrize(("changes", "message"), [
     ({"total_tokens": 255}, "less than one step of 256"),
     ({"tokens_per_step": 100}, "multiple of seq_len=64; nearest above: 128"),
-    ({"warmup_steps": 7}, "exceed the 8 steps"),
+    ({"warmup_steps": 7}, "got warmup=7 and 4 decaying updates .* in a run of 8"),
+    ({"schedule": "cosine"}, r"schedule 'cosine': got \['decay_fraction'\], expected exactly \['final_fraction'\]; set the others to null"),
     ({"tokens_per_step": 64 * 4096, "total_tokens": 64 * 8192, "warmup_steps": 0}, "do not fill one batch"),
 ])
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, tokens: Path, changes: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_pretrain(tmp_path, tokens, **changes)
+
+
+@pytest.mark.parametrize(("changes", "last"), [
+    ({"optimizer": "muon"}, 1 / 5), ({"schedule": "cosine", "decay_fraction": None, "final_fraction": 0.1}, 0.144564),
+    ({"schedule": "linear", "decay_fraction": None, "final_fraction": 0.0}, 1 / 7),
+])
+def test_every_optimizer_and_schedule_trains_and_says_so(tmp_path: Path, tokens: Path, changes: dict, last: float) -> None:
+    """The last of 8 updates: one of five parts of the ramp of 4; the cosine 6/7 of the way to a tenth; a seventh of the line to zero."""
+    notes: list[str] = []
+    out, _ = run_pretrain(tmp_path, tokens, note=notes.append, **changes)
+    rows = [line.split(",") for line in (out / "curve.csv").read_text().splitlines()]
+    rates, losses = ([float(row[rows[0].index(name)]) for row in rows[1:]] for name in ("lr", "loss"))
+    assert rates[1] == max(rates) == 0.01 and rates[-1] == pytest.approx(0.01 * last, rel=1e-4)
+    assert losses[-1] < losses[0] - 0.3
+    wanted = "Muon, decay 0.1: 14 tensors" if "optimizer" in changes else "AdamW, decay 0.1: 15 tensors"
+    assert any(wanted in note and "AdamW, no decay: 9 tensors" in note for note in notes), notes
+
+
+def test_sft_under_muon_and_its_refusal_for_adapters(tmp_path: Path, tokens: Path, base: Path) -> None:
+    _, metrics = run_sft(tmp_path / "full", tokens, base, optimizer="muon", peak_lr=0.003)
+    _, before = run_sft(tmp_path / "still", tokens, base, optimizer="muon", peak_lr=1e-9)
+    assert metrics["val_loss"] < before["val_loss"] and metrics["skipped_updates"] == 0
+    with pytest.raises(StageError, match="method 'lora' with optimizer 'muon'.*expected optimizer: adamw or method: full"):
+        run_sft(tmp_path / "lora", tokens, base, method="lora", optimizer="muon")
 
 
 def test_widths_fp8_cannot_take_are_refused(tmp_path: Path, tokens: Path) -> None:

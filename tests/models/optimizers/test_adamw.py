@@ -23,7 +23,7 @@ class Tied(nn.Module):
 
 def test_matrices_decay_and_vectors_do_not():
     model = Tied()
-    decayed, plain = param_groups(model, 0.1)
+    decayed, plain = param_groups(model.parameters(), 0.1)
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert [id(p) for p in decayed["params"]] == [id(model.embed.weight), id(model.mid.weight)]
     assert [id(p) for p in plain["params"]] == [id(model.norm.weight), id(model.mid.bias)]
@@ -32,16 +32,16 @@ def test_matrices_decay_and_vectors_do_not():
 def test_frozen_parameters_and_empty_groups_are_left_out():
     model = Tied().requires_grad_(False)
     model.mid.bias.requires_grad_(True)
-    (group,) = param_groups(model, 0.1)
+    (group,) = param_groups(model.parameters(), 0.1)
     assert len(group["params"]) == 1 and group["weight_decay"] == 0.0
     with pytest.raises(ValueError, match="without trainable parameters"):
-        param_groups(model.requires_grad_(False), 0.1)
+        param_groups(model.requires_grad_(False).parameters(), 0.1)
 
 
 @pytest.mark.parametrize("bad", [-0.1, float("nan")])
 def test_negative_decay_is_refused(bad):
     with pytest.raises(ValueError, match="expected a number >= 0"):
-        param_groups(Tied(), bad)
+        param_groups(Tied().parameters(), bad)
 
 
 def test_two_updates_by_hand():
@@ -64,7 +64,7 @@ def test_fused_equals_the_plain_implementation():
     fused_model, plain_model = nn.Linear(7, 5), nn.Linear(7, 5)
     plain_model.load_state_dict(fused_model.state_dict())
     fused = adamw(fused_model, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
-    plain = torch.optim.AdamW(param_groups(plain_model, 0.1), lr=0.01, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    plain = torch.optim.AdamW(param_groups(plain_model.parameters(), 0.1), lr=0.01, betas=(0.9, 0.95), eps=1e-8, foreach=False)
     for _ in range(20):
         for a, b in zip(fused_model.parameters(), plain_model.parameters(), strict=True):
             a.grad = torch.randn_like(a)

@@ -100,6 +100,7 @@ def next_steps(root: Path) -> str:
     lines += [
         "look at the runs  make ui",
         "change a value    make demo SET='rl.steps=50', or dvc exp run -S rl.steps=50; the keys are in params.yaml",
+        "keep this run     dvc exp save -n first; dvc exp show then lists it beside what you try next",
         "what is stale     dvc status",
     ]
     return "\n".join(lines)

@@ -77,10 +77,12 @@ def test_second_repro_does_nothing_and_status_is_clean(clone: Clone) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_experiment_reruns_only_what_depends_on_the_change(clone: Clone) -> None:
+    clone.run("dvc", "exp", "save", "-n", "first-rate")
     output = clone.run("dvc", "exp", "run", "-S", "profile=smoke", "-S", "rl.lr=1e-4", "-n", "other-rate")
     # At this size no answer earns a reward, so the weights, and with them the exports' bytes, may not move: then DVC keeps their evaluations.
     assert {"rl", "export@bf16", "export@int8", "evaluate@rl", "report"} <= clone.ran(output) <= STAGES_AFTER_RL
-    assert "other-rate" in clone.run("dvc", "exp", "show", "--csv")
+    shown = clone.run("dvc", "exp", "show", "--csv")
+    assert "other-rate" in shown and "first-rate" in shown
     assert "rl.lr" in clone.run("dvc", "params", "diff")
 
 
@@ -92,6 +94,8 @@ def test_dvc_views_work(clone: Clone) -> None:
     clone.run("git", "add", "-A")
     clone.run("git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "smoke")
     assert "index.html" in clone.run("dvc", "plots", "show", "-o", "plots")
+    assert "greedy_accuracy" in clone.run("dvc", "metrics", "diff", "--all")
+    assert clone.ran(clone.run("dvc", "repro", "-s", "rl")) == set()
     store = clone.folder.parent / f"{clone.folder.name}-store"
     clone.run("dvc", "remote", "add", "-d", "store", str(store))
     clone.run("dvc", "push")

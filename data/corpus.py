@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import tee
@@ -20,7 +20,8 @@ from data.cleaning.contamination import EvaluationIndex, build_index, is_contami
 from data.dedupe import fill_budget, first_occurrences
 from data.grouping import NearResult, near_duplicates
 from data.mixing import BySize, Phase, deal, whole_passes
-from data.pieces import QUOTES_SHOWN, Entry, Job, Source, is_done, plan_jobs, read_job, read_jobs, reject, shared_setting
+from data.parts import is_done, stored_lines
+from data.pieces import QUOTES_SHOWN, Entry, Job, Source, plan_jobs, read_job, read_jobs, reject, shared_setting
 from data.sources.faults import Faults
 from data.split import SPLITS, split_of
 
@@ -109,7 +110,7 @@ def merge(jobs: list[Job], out: Path, *, val_fraction: float, test_fraction: flo
             choice = _without_quotes(choice, split, held_out)
             placed, again = tee(_place(choice, split, files, phases, seed))
             tally = tallies[choice.source.name] = _Tally()
-            for (_, file, repeated), (entry, line) in zip(placed, _lines(entry for entry, _, _ in again)):
+            for (_, file, repeated), (entry, line) in zip(placed, stored_lines(entry for entry, _, _ in again)):
                 handles[file].write(line)
                 tally.add(file, entry, repeated)
             facts[choice.source.name] = _facts(choice, tally)
@@ -177,7 +178,7 @@ def _held_out_text(jobs: list[Job], choices: Iterator[_Choice], split: _Split) -
     if settings is None:
         return None
     held = ((f"text/{name}/{entry.id}", json.loads(line)["text"]) for choice in choices
-            for entry, line in _lines(entry for entry in choice.kept if split.of(entry) != "train") for name in (split.of(entry),))
+            for entry, line in stored_lines(entry for entry in choice.kept if split.of(entry) != "train") for name in (split.of(entry),))
     return build_index(held, settings.ngram)
 
 
@@ -187,7 +188,7 @@ def _without_quotes(choice: _Choice, split: _Split, held_out: EvaluationIndex | 
     if held_out is None or settings is None:
         return choice
     kept, quoted = [], list(choice.quoted)
-    for entry, line in _lines(choice.kept):
+    for entry, line in stored_lines(choice.kept):
         found = overlap(json.loads(line)["text"], held_out) if split.of(entry) == "train" else None
         if found is None or not is_contaminated(found, settings.min_matches):
             kept.append(entry)
@@ -211,22 +212,6 @@ def _place(choice: _Choice, split: _Split, files: list[str], phases: Sequence[Ph
         yield entry, files[next(numbers)] if name == "train" else name, False
     for row in dealt[1:]:
         yield from ((entry, files[number], True) for entry, number in zip(train, row))
-
-
-def _lines(entries: Iterable[Entry]) -> Iterator[tuple[Entry, bytes]]:
-    """The stored line of each entry; entries come in file order, so each file is opened once and read forwards."""
-    handle, path = None, None
-    try:
-        for entry in entries:
-            if entry.lines != path:
-                if handle is not None:
-                    handle.close()
-                handle, path = entry.lines.open("rb"), entry.lines
-            handle.seek(entry.offset)
-            yield entry, handle.read(entry.length)
-    finally:
-        if handle is not None:
-            handle.close()
 
 
 def _facts(choice: _Choice, tally: _Tally) -> dict:

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, TextIO
 
 from data.dedupe import content_id
 from data.formats.index import Format, rename
 from data.formats.misfit import Empty, Misfit
-from data.pool import Pool, run_tasks
+from data.parts import PartJob, run_open, stored_lines, sync, write_index
+from data.pool import Pool
 from data.recipes.recipe import Location, Part
 from data.sources.faults import Faults
 from data.sources.readers import Row
@@ -50,20 +48,9 @@ class RecordSource:
     split: str
     """"content": each record by its first question; or the split that takes all of them."""
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One part of one source, and where its result goes. Picklable, so that any process can read it."""
-
-    source: RecordSource
-    part: Part
-    lines: Path
-    """JSONL of the records that fit."""
-
-    @property
-    def index(self) -> Path:
-        """Counts, faults and entries; written last, so its existence says that `lines` is complete."""
-        return self.lines.with_suffix(".json")
+    def stamp(self, part: Part) -> str:
+        """Which version of a part is there."""
+        return self.location.stamp(part)
 
 
 @dataclass(slots=True)
@@ -80,31 +67,19 @@ class Entry:
     """Digests of further questions of the conversation."""
 
 
-def plan_pieces(sources: list[RecordSource], work: Path) -> list[Piece]:
+def plan_pieces(sources: list[RecordSource], work: Path) -> list[PartJob]:
     """Every piece of every source, in reading order."""
-    return [Piece(source, part, work / source.name / f"{number:05d}.jsonl") for source in sources for number, part in enumerate(source.location.pieces())]
+    return [PartJob(source, part, work / source.name / f"{number:05d}.jsonl") for source in sources for number, part in enumerate(source.location.pieces())]
 
 
-def read_pieces(pieces: list[Piece], pool: Pool, advance: Callable[[], object]) -> int:
+def read_pieces(pieces: list[PartJob], pool: Pool, advance: Callable[[], object]) -> int:
     """Pass 1; returns how many pieces an earlier attempt had done. `advance` is called after each and may raise."""
-    left = [piece for piece in pieces if not is_done(piece)]
-    for _ in range(len(pieces) - len(left)):
-        advance()
-    run_tasks(read_piece, [(piece,) for piece in left], pool, lambda _: advance())
-    return len(pieces) - len(left)
+    return run_open(read_piece, pieces, pool, advance)
 
 
-def is_done(piece: Piece) -> bool:
-    """Whether an earlier attempt finished this very piece, unchanged since."""
-    if not (piece.index.is_file() and piece.lines.is_file()):
-        return False
-    index = json.loads(piece.index.read_text(encoding="utf-8"))
-    return index["part"] == list(piece.part) and index["stamp"] == piece.source.location.stamp(piece.part)
-
-
-def read_piece(piece: Piece) -> None:
+def read_piece(piece: PartJob) -> None:
     """Pass 1 over one piece: the records that fit, then the index of them and of the rest."""
-    source, stamp = piece.source, piece.source.location.stamp(piece.part)
+    source, stamp = piece.source, piece.source.stamp(piece.part)
     counts, unused, faults, entries, offset = Counter(), Counter(), Faults(), [], 0
     piece.lines.parent.mkdir(parents=True, exist_ok=True)
     piece.index.unlink(missing_ok=True)
@@ -128,20 +103,11 @@ def read_piece(piece: Piece) -> None:
             opening, *later = [question_digest(text) for text in questions(made)]
             entries.append([made["id"], offset, len(line), opening, later])
             offset += len(line)
-        _sync(handle)
-    temporary = piece.lines.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as handle:
-        json.dump({"part": list(piece.part), "stamp": stamp, "counts": counts, "faults": faults.to_dict(), "unused": unused, "entries": entries}, handle)
-        _sync(handle)
-    os.replace(temporary, piece.index)
+        sync(handle)
+    write_index(piece, stamp, {"counts": counts, "faults": faults.to_dict(), "unused": unused, "entries": entries})
 
 
-def _sync(handle: BinaryIO | TextIO) -> None:
-    handle.flush()
-    os.fsync(handle.fileno())
-
-
-def ingest(pieces: list[Piece], out: Path, asked: Mapping[str, str], *, val_fraction: float, test_fraction: float, seed: int) -> dict[str, dict]:
+def ingest(pieces: list[PartJob], out: Path, asked: Mapping[str, str], *, val_fraction: float, test_fraction: float, seed: int) -> dict[str, dict]:
     """Pass 2: append every source to its kind's files below `out`; returns facts per source. `asked`: question digest -> split that owns it.
 
     ValueError when a source is unfit or has nothing usable.
@@ -162,12 +128,13 @@ def ingest(pieces: list[Piece], out: Path, asked: Mapping[str, str], *, val_frac
             openings |= owners
             if kind == "prompts":
                 asked |= owners
-            splits = {split: _append(out / folder / f"{split}.jsonl", _lines([entry for entry, where in chosen if where == split])) for split in SPLITS}
+            of_split = {split: [entry for entry, where in chosen if where == split] for split in SPLITS}
+            splits = {split: _append(out / folder / f"{split}.jsonl", (line for _, line in stored_lines(of_split[split]))) for split in SPLITS}
             facts[source.name] = _facts(counts, faults, unused, splits)
     return facts
 
 
-def _gather(source: RecordSource, pieces: list[Piece]) -> tuple[list[Entry], Counter[str], Faults, Counter[str]]:
+def _gather(source: RecordSource, pieces: list[PartJob]) -> tuple[list[Entry], Counter[str], Faults, Counter[str]]:
     """All of a source's entries in reading order, its counts, faults and unused fields."""
     counts, unused, faults, entries = Counter(), Counter(), Faults(), []
     for piece in pieces:
@@ -232,15 +199,6 @@ def _convert(row: Row, source: RecordSource) -> dict[str, object]:
     text = "\0".join(f"{m['role']}\0{m['content']}" for m in made.get("messages", made.get("prompt_messages")))
     further = "".join(f"\0{made[name]}" for name in ("chosen", "rejected", "label") if name in made)
     return {"id": content_id(text + further), "source": source.name, **made}
-
-
-def _lines(entries: list[Entry]) -> Iterator[bytes]:
-    """The stored line of each entry; entries come in reading order, so each file is opened once and read forwards."""
-    for path, group in groupby(entries, key=lambda entry: entry.lines):
-        with path.open("rb") as handle:
-            for entry in group:
-                handle.seek(entry.offset)
-                yield handle.read(entry.length)
 
 
 def _append(path: Path, lines: Iterator[bytes] | list[bytes]) -> int:

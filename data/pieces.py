@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, TextIO
+from typing import Literal
 
 from data.cleaning.contamination import EvaluationIndex
 from data.cleaning.minhash import choose_bands, signature
 from data.cleaning.policy import Cleaned, Cleaning, Contamination, NearDuplicates, clean
 from data.cleaning.words import shingles
 from data.dedupe import content_id
-from data.pool import Pool, run_tasks
+from data.parts import PartJob, run_open, sync, write_index
+from data.pool import Pool
 from data.recipes.recipe import Part, Recipe, Scope
 from data.sources.faults import Faults
 
@@ -43,20 +44,14 @@ class Source:
     max_bad_fraction: float = 0.0
     """Records that may not fit the source's format; at 0 the first one stops the stage at once."""
 
+    def stamp(self, part: Part) -> str:
+        """Which version of a part is there."""
+        return self.recipe.stamp(part)
+
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One piece of one source, and where its result goes. Picklable, so that a worker process can run it."""
-
-    source: Source
-    part: Part
-    lines: Path
-    """JSONL of the usable records."""
-
-    @property
-    def index(self) -> Path:
-        """Counts, ids and sizes; written last, so its existence says that the other files are complete."""
-        return self.lines.with_suffix(".json")
+class Job(PartJob):
+    """One part of one source of text."""
 
     @property
     def signatures(self) -> Path:
@@ -106,24 +101,12 @@ def read_jobs(jobs: list[Job], held_out: frozenset[str], pool: Pool, advance: Ca
 
     `evaluation` holds the items that contamination is judged against, for sources that ask for it.
     """
-    open_jobs = [job for job in jobs if not is_done(job)]
-    for _ in range(len(jobs) - len(open_jobs)):
-        advance()
-    run_tasks(read_job, [(job, held_out, evaluation) for job in open_jobs], pool, lambda _: advance())
-    return len(jobs) - len(open_jobs)
-
-
-def is_done(job: Job) -> bool:
-    """Whether an earlier attempt finished this very piece, unchanged since."""
-    if not (job.index.is_file() and job.lines.is_file()):
-        return False
-    index = json.loads(job.index.read_text(encoding="utf-8"))
-    return index["part"] == list(job.part) and index["stamp"] == job.source.recipe.stamp(job.part)
+    return run_open(read_job, jobs, pool, advance, held_out, evaluation)
 
 
 def read_job(job: Job, held_out: frozenset[str], evaluation: EvaluationIndex | None = None) -> None:
     """Pass 1 over one piece."""
-    stamp, near = job.source.recipe.stamp(job.part), job.source.cleaning and job.source.cleaning.near_duplicates
+    stamp, near = job.source.stamp(job.part), job.source.cleaning and job.source.cleaning.near_duplicates
     num_minima = math.prod(choose_bands(near.threshold, near.num_perm)) if near else 0
     counts, changed, faults, quoted, entries, signatures, offset = Counter(), Counter(), Faults(), [], [], bytearray(), 0
     job.lines.parent.mkdir(parents=True, exist_ok=True)
@@ -151,23 +134,14 @@ def read_job(job: Job, held_out: frozenset[str], evaluation: EvaluationIndex | N
             offset += len(line)
             if near:
                 signatures += signature(shingles(result.text, near.ngram), num_minima).tobytes()
-        _sync(handle)
+        sync(handle)
     os.replace(temporary, job.lines)
     if near:
         with temporary.open("wb") as handle:
             handle.write(signatures)
-            _sync(handle)
+            sync(handle)
         os.replace(temporary, job.signatures)
-    with temporary.open("w", encoding="utf-8") as handle:
-        json.dump({"part": list(job.part), "stamp": stamp, "counts": counts, "changed": changed, "faults": faults.to_dict(), "quoted": quoted,
-                   "entries": entries}, handle)
-        _sync(handle)
-    os.replace(temporary, job.index)
-
-
-def _sync(handle: BinaryIO | TextIO) -> None:
-    handle.flush()
-    os.fsync(handle.fileno())
+    write_index(job, stamp, {"counts": counts, "changed": changed, "faults": faults.to_dict(), "quoted": quoted, "entries": entries})
 
 
 def screen(text: str | None, held_out: frozenset[str], cleaning: Cleaning | None, evaluation: EvaluationIndex | None) -> Cleaned:

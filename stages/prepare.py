@@ -22,7 +22,7 @@ from data.corpus import BYTES_PER_TOKEN, DROPS, Source, merge, plan_jobs, read_j
 from data.ingest import RecordSource, ingest, plan_pieces, read_pieces
 from data.mixture import Found, check_entry, find, is_surely_text, make_recipe
 from data.pieces import shared_setting
-from data.pool import Pool, check_pool
+from data.pool import check_pool
 from data.prepared import check_filled, check_written, held_out_items, held_out_questions, owned_questions, write_chats, write_problems
 from data.problems import ProblemSource
 from data.recipes import stdlib
@@ -35,6 +35,7 @@ from stages.config import Section, StageError
 from stages.context import Context
 from stages.identity import find_stage
 from stages.mixture import MixingOptions, PhaseOptions, by_size, check_mixture, make_cleaning, phase_targets, source_targets
+from stages.workers import Workers
 
 
 class MixtureEntry(Section):
@@ -96,7 +97,7 @@ class SplitCounts(Section):
     """Held out, for the final evaluation."""
 
 
-class Config(Section):
+class Config(Workers):
     """Parameters of prepare."""
 
     text_tokens: int = Field(gt=0)
@@ -121,12 +122,6 @@ class Config(Section):
     """Share of documents, chats and each task's problems that is held out for looking at while training."""
     test_fraction: float = Field(gt=0, lt=1)
     """Share that is held out for the final evaluation."""
-    workers: int = Field(gt=0)
-    """Processes that read. Moves the time only, never a byte of the output."""
-    executor: Literal["processes", "dask"]
-    """Where pieces are read: on processes of this machine, or on Dask."""
-    dask_address: str | None
-    """Scheduler of a Dask cluster that runs already, which must see this folder; null starts one of `workers` processes here."""
 
     @field_validator("mixture")
     @classmethod
@@ -173,7 +168,7 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     """Write the data sets and the report. StageError for anything wrong with the inputs."""
     try:
         check_declared(cfg, Path.cwd())
-        check_pool(pool_of(cfg))
+        check_pool(cfg.pool())
         found = find_sources(cfg)
         tell_formats(found, ctx.note)
         report = {"interpreter": check_interpreter(cfg), "packages": task_packages(cfg)}
@@ -299,11 +294,6 @@ def text_weights(cfg: Config, found: Mapping[str, Found]) -> dict[str, float | N
     return {name: entry.weight for name, entry in cfg.mixture.items() if found[name].text is not None}
 
 
-def pool_of(cfg: Config) -> Pool:
-    """Where pieces are read."""
-    return Pool(cfg.workers, cfg.executor, cfg.dask_address)
-
-
 def chat_counts(cfg: Config) -> dict[str, int]:
     """Built-in chats per split. StageError when some are asked for and one would be empty."""
     counts = {"val": round(cfg.num_chats * cfg.val_fraction), "test": round(cfg.num_chats * cfg.test_fraction)}
@@ -321,7 +311,7 @@ def write_records(cfg: Config, ctx: Context, found: Mapping[str, Found]) -> dict
     facts = {}
     if sources:
         pieces = plan_pieces(sources, ctx.work / "records")
-        resumed = read_pieces(pieces, pool_of(cfg), ctx.progress(len(pieces), "parts", "records").advance)
+        resumed = read_pieces(pieces, cfg.pool(), ctx.progress(len(pieces), "parts", "records").advance)
         if resumed:
             ctx.note(f"{resumed} of {len(pieces)} parts of records were already read by an interrupted run")
         facts = ingest(pieces, ctx.out, owned_questions(ctx.out), val_fraction=cfg.val_fraction, test_fraction=cfg.test_fraction, seed=ctx.seed)
@@ -335,7 +325,7 @@ def write_text(cfg: Config, ctx: Context, found: Mapping[str, Found]) -> dict[st
     sources = text_sources(cfg, ctx.seed, found)
     jobs = plan_jobs(sources, ctx.work / "text")
     progress = ctx.progress(len(jobs), "parts", "text")
-    resumed = read_jobs(jobs, held_out, pool_of(cfg), progress.advance, evaluation_index(sources, ctx.out / "problems"))
+    resumed = read_jobs(jobs, held_out, cfg.pool(), progress.advance, evaluation_index(sources, ctx.out / "problems"))
     if resumed:
         ctx.note(f"{resumed} of {len(jobs)} parts of text were already read by an interrupted run")
     facts = merge(jobs, ctx.out / "text", val_fraction=cfg.val_fraction, test_fraction=cfg.test_fraction, seed=ctx.seed,

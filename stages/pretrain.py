@@ -19,7 +19,7 @@ from models.architectures.decoder import Decoder, DecoderConfig, init_weights
 from models.evaluation.metrics import bits_per_byte
 from models.inference.generate import generate
 from models.optimizers.factory import describe_groups
-from models.precision import apply_precision
+from models.precision import apply_precision, describe_precision
 from stages.config import Section
 from stages.context import Context
 from stages.device import pick_device
@@ -96,7 +96,8 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     schedule = cfg.make_schedule(steps)
     model = Decoder(decoder_config(cfg, len(tokenizer)))
     init_weights(model, ctx.seed)
-    model.to(pick_device())
+    device = pick_device()
+    model.to(device)
     apply_precision(model, cfg.precision)
     optim = cfg.make_optimizer(model)
     documents, held_out = (open_rows(ctx, tokenize / "text" / split, cfg.damaged_shards) for split in ("train", "val"))
@@ -110,7 +111,8 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
         return {"val_bpb": bits_per_byte(nats, rows.num_bytes)}
 
     ctx.begin(steps, cfg.tokens_per_step)
-    ctx.note(f"{accounting.num_params(model.config):,} parameters, {steps} steps of {cfg.tokens_per_step:,} tokens, precision {cfg.precision}, {pick_device()}")
+    ctx.note(f"{accounting.num_params(model.config):,} parameters, {steps} steps of {cfg.tokens_per_step:,} tokens, "
+             f"precision {describe_precision(cfg.precision, device)}, {device}")
     ctx.note(f"{describe_groups(optim)}; schedule {cfg.schedule}")
     skipped = train(ctx, model, optim, stream, LoopSettings(
         total_steps=steps, micro_batch_rows=cfg.micro_batch_rows, peak_lr=cfg.peak_lr, clip_norm=cfg.clip_norm, checkpoint_every=cfg.checkpoint_every,

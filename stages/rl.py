@@ -25,7 +25,7 @@ from models.architectures.decoder import Decoder
 from models.optimizers.adamw import adamw
 from models.optimizers.guard import guarded_step
 from models.optimizers.schedules import constant
-from models.precision import apply_precision
+from models.precision import apply_precision, describe_precision
 from models.rl.advantages import advantage_fn
 from models.rl.aggregation import Totals, aggregation_fn
 from models.rl.kl import kl_loss_fn
@@ -138,8 +138,9 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
     train, too_long = read_problems(tokenized / "prompts" / "train", longest)
     val, _ = read_problems(tokenized / "prompts" / "val", longest)
     ctx.begin(cfg.steps)
+    device = model.head_weight.device
     ctx.note(f"{accounting.num_params(model.config):,} parameters, {len(train):,} prompts ({too_long:,} too long), "
-             f"reference {'none' if reference is None else 'the sft weights'}, precision {cfg.precision}, {pick_device()}")  # fmt: skip
+             f"reference {'none' if reference is None else 'the sft weights'}, precision {describe_precision(cfg.precision, device)}, {device}")  # fmt: skip
     tokenizer = load_tokenizer(source / "tokenizer")
     ids = control_ids(tokenizer)
     decoding = Decoding(max_new_tokens=cfg.max_new_tokens, eos_ids=[ids[TURN_END], ids[END_OF_TEXT]], batch=cfg.generation_batch)

@@ -19,7 +19,7 @@ from models import accounting, checkpoint
 from models.adapters.lora import add_lora, merge_lora
 from models.architectures.decoder import Decoder
 from models.optimizers.factory import describe_groups
-from models.precision import apply_precision
+from models.precision import apply_precision, describe_precision
 from stages.atomic import write_json
 from stages.config import Section, StageError
 from stages.context import Context
@@ -75,12 +75,14 @@ def run(cfg: Config, ctx: Context) -> dict[str, float]:
         raise StageError(f"sft.seq_len={cfg.seq_len} exceeds the base model's context of {model.config.max_seq_len}; "
                          "lower it or pretrain with a longer seq_len")
     schedule = cfg.make_schedule(cfg.steps)
-    model.to(pick_device())
+    device = pick_device()
+    model.to(device)
     apply_precision(model, cfg.precision)
     if cfg.method == "lora":
         add_lora(model, rank=cfg.lora.rank, alpha=cfg.lora.alpha, targets=tuple(cfg.lora.targets), seed=ctx.seed)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), precision {cfg.precision}, {pick_device()}")
+    ctx.note(f"{trained:,} of {accounting.num_params(model.config):,} parameters trained ({cfg.method}), "
+             f"precision {describe_precision(cfg.precision, device)}, {device}")
     optim = cfg.make_optimizer(model)
     ctx.note(f"{describe_groups(optim)}; schedule {cfg.schedule}")
     chats = ctx.dep("tokenize") / "chat"

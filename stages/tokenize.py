@@ -15,7 +15,6 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,15 +27,16 @@ from data.shards import INDEX
 from data.tokenizer import SMALLEST_VOCAB, ChatTokenizer, control_ids, fingerprint, load_tokenizer, save_tokenizer, token_dtype, train_bpe
 from data.unigram import unigram_bits_per_byte
 from stages.atomic import write_json
-from stages.config import Section, StageError
+from stages.config import StageError
 from stages.context import Context
 from stages.runner import main
 from stages.showing import show
+from stages.workers import Workers
 
 SPLITS = ("train", "val", "test")
 
 
-class Config(Section):
+class Config(Workers):
     """Settings of tokenisation."""
 
     vocab_size: int = Field(ge=SMALLEST_VOCAB)
@@ -49,12 +49,6 @@ class Config(Section):
     """Largest shard file in MiB; shards are what is downloaded, cached and verified as a unit."""
     task_size_mb: int = Field(ge=1)
     """MiB of prepared text that one task encodes: what is lost at most, per worker, by a kill. Every task begins a new shard."""
-    workers: int = Field(ge=1)
-    """Processes; the result does not depend on it."""
-    executor: Literal["processes", "dask"]
-    """Where the tasks run: on processes of this machine, or on Dask."""
-    dask_address: str | None
-    """Scheduler of a Dask cluster that runs already, which must see this folder; null starts one of `workers` processes here."""
 
 
 def plan(cfg: Config, ctx: Context) -> dict[str, object]:
@@ -66,7 +60,7 @@ def plan(cfg: Config, ctx: Context) -> dict[str, object]:
 
 def run(cfg: Config, ctx: Context) -> dict[str, float]:
     """Train the tokenizer, write the shards, report."""
-    check_pool(pool_of(cfg))
+    check_pool(cfg.pool())
     tokenizer = make_tokenizer(cfg, ctx)
     write_json(ctx.out / "golden.json", golden_record(tokenizer))
     check_golden(tokenizer, json.loads((ctx.out / "golden.json").read_text(encoding="utf-8")))
@@ -123,11 +117,6 @@ def sample_stamp(cfg: Config, ctx: Context, texts: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def pool_of(cfg: Config) -> Pool:
-    """Where the tasks run."""
-    return Pool(cfg.workers, cfg.executor, cfg.dask_address)
-
-
 def write_shards(cfg: Config, ctx: Context) -> dict[str, dict[str, Tally]]:
     """All kinds and splits; returns kind -> split -> counts. Tasks that an interrupted run finished are taken over."""
     work = ctx.work / "tasks"
@@ -153,7 +142,7 @@ def encode(cfg: Config, ctx: Context, tasks: list[ShardTask]) -> None:
         reused += not result.fresh
         progress.advance(result.input_bytes, documents=result.rows, tokens=result.tokens)
 
-    pool = pool_of(cfg)
+    pool = cfg.pool()
     if pool.executor == "processes" and total <= cfg.task_size_mb << 20:
         pool = Pool(1)
     run_tasks(encode_task, [(task,) for task in tasks], pool, done)

@@ -61,8 +61,8 @@ def generate(
     temperature 0 takes the likeliest token; any other draws from softmax(logits / temperature). A completion ends with the
     first token in `eos_ids` (several may be given) or after `max_new_tokens`. `batch_size` counts rows, so prompts x samples.
     `advance(n)` is called when n more completions are ready, and advance(0) after every token, so that what it raises ends the
-    generation at once. Raises ValueError for an empty prompt, one that leaves no room
-    for max_new_tokens within the model's max_seq_len, or settings out of range; RuntimeError for logits that are not finite.
+    generation at once. Raises ValueError for an empty prompt, one that leaves no room for max_new_tokens within the model's
+    max_seq_len, or settings out of range; RuntimeError for logits that are not finite.
     """
     _check(model, prompts, max_new_tokens, temperature, eos_ids, num_samples, batch_size)
     results: list[list[Completion]] = [[] for _ in prompts]

@@ -137,6 +137,11 @@ def _recipes() -> dict[str, Recipe]:
     return {recipe.name: recipe for recipe in (bf16, fp8_tensorwise, *_block_recipes(), *_stateful_recipes())}
 
 
+def describe_precision(precision: str, device: torch.device) -> str:
+    """The name, and whether its products are emulated there: in float32, on rounded operands."""
+    return f"{precision} (emulated)" if precision != FP32 and (device.type != "cuda" or recipe(precision).hardware is None) else precision
+
+
 def recipe(precision: str) -> Recipe:
     """The recipe of a low precision by exact name; ValueError with the known names otherwise ("fp32" needs none)."""
     known = _recipes()

@@ -99,15 +99,17 @@ def follow_optimizer(model: nn.Module, optim: torch.optim.Optimizer) -> None:
     if moss and not isinstance(optim, torch.optim.AdamW):
         raise ValueError(f"precision 'moss': got optimizer {type(optim).__name__}, expected AdamW: the weight scale is predicted from a bound of "
                          "the optimizer's step; use AdamW or another precision")  # fmt: skip
+    groups = [_group_of(optim, layer) for layer in layers]
+    reaches = [adamw_reach(*group["betas"]) if group and isinstance(layer.scales, MossScales) else 0.0 for layer, group in zip(layers, groups)]
     for layer in moss:
-        _rates(optim, layer)
         if int(layer.scales.steps) == 0 and float(layer.scales.bound) == 0:
             layer.scales.measure(layer.weight)
         layer.scales.follows = True
 
     def advance(optim: torch.optim.Optimizer, *_: object) -> None:
-        for layer in layers:
-            layer.scales.advance(layer.weight, *_rates(optim, layer))
+        for layer, group, reach in zip(layers, groups, reaches):
+            lr, decay = (float(group["lr"]), float(group["weight_decay"])) if group else (0.0, 0.0)
+            layer.scales.advance(layer.weight, lr, decay, reach)
 
     optim.register_step_post_hook(advance)
     optim.precision_follower = model
@@ -120,13 +122,9 @@ def remeasure(model: nn.Module) -> None:
             layer.scales.measure(layer.weight)
 
 
-def _rates(optim: torch.optim.Optimizer, layer: PrecisionLinear) -> tuple[float, float, float]:
-    """(lr, weight decay, kappa) of the last step for the layer's weight; zeros for a weight the optimizer does not hold."""
-    for group in optim.param_groups:
-        if any(parameter is layer.weight for parameter in group["params"]):
-            kappa = adamw_reach(*group["betas"]) if isinstance(layer.scales, MossScales) else 0.0
-            return float(group["lr"]), float(group["weight_decay"]), kappa
-    return 0.0, 0.0, 0.0
+def _group_of(optim: torch.optim.Optimizer, layer: PrecisionLinear) -> dict | None:
+    """The optimizer's group with the layer's weight; None for a weight that it does not hold and so does not move."""
+    return next((group for group in optim.param_groups if any(parameter is layer.weight for parameter in group["params"])), None)
 
 
 def _counted_layers(model: nn.Module) -> list[tuple[str, PrecisionLinear]]:

@@ -1,6 +1,6 @@
 """Near-duplicate search: data/cleaning against datasketch's MinHash and MinHashLSH on the same documents.
 
-`python -m tests.bench.near_duplicates [--quick]`; the peer is installed apart (`pip install datasketch==2.0.0`). Documents of 60 to 160
+`python -m tests.bench.near_duplicates [--quick]`; the peer is in requirements-bench.txt. Documents of 60 to 160
 words, every tenth with a copy that differs in one word. Both sides use word 5-grams, 128 permutations and threshold 0.8, and must drop at
 least 98 % of the copies and nothing else; ours verifies each candidate by exact Jaccard, the peer takes the bands' word for it. In turn
 (ours, peer, ours, peer, ...). Prints one JSON line last: ratio is the median of ours / peer in documents per second of CPU (above 1: ours
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run_peer(texts[:2])
     except ImportError:
-        sys.stderr.write(f"the peer is not installed; run `pip install {PEER}`\n")
+        sys.stderr.write(f"the peer is not installed; run `pip install -r requirements-bench.txt` ({PEER})\n")
         return 2
     rates = [(rate(run_ours, texts, copies), rate(run_peer, texts, copies)) for _ in range(3 if quick else 5)]
     ratios = [ours / peer for ours, peer in rates]

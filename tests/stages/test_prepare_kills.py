@@ -61,14 +61,13 @@ def test_str05_killed_ten_times_and_run_again_gives_the_bytes_of_an_unbroken_run
     (filled / "params.json").write_text(json.dumps(everything(2)))
     broken, rng, kept = filled / "broken", random.Random("ten kills"), []
     for _ in range(10):
-        child = subprocess.Popen([sys.executable, "child.py", str(repo_root), "broken", "0.05"], cwd=filled)
+        child = subprocess.Popen([sys.executable, "child.py", str(repo_root), "broken", "0.1"], cwd=filled)
         time.sleep(rng.uniform(0.3, 4.0))
         family = psutil.Process(child.pid).children(recursive=True) if child.poll() is None else []
         if child.poll() is None:
             os.kill(child.pid, signal.SIGKILL)
         assert not psutil.wait_procs(family, timeout=60)[1], "a worker outlived its parent"
-        if child.wait() == 0:
-            break
+        assert child.wait() == -signal.SIGKILL, "the kill came too late to test anything"
         assert not (broken / "out" / "report.json").exists()
         kept.append(len(list((broken / "work").rglob("*.json"))))
         shutil.rmtree(broken / "out", ignore_errors=True)  # as the runner does before every attempt

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.precision import PrecisionLinear, recipe
+from models.precision import PrecisionLinear, describe_precision, recipe
 from models.precision.formats import E4M3
 
 FP8 = ["fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "fp8_delayed", "moss"]
@@ -53,3 +53,9 @@ def test_stored_block_weight_is_what_the_layer_multiplies_with(precision, scales
     stored = chosen.quantize(weight)
     assert stored["weight_scale"].dtype == torch.uint8 and stored["weight_scale"].shape == scales
     assert torch.equal(chosen.dequantize(stored), chosen.round_weight(weight).values)
+
+
+def test_emulation_is_said() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [describe_precision(name, cpu) for name in ("fp32", "bf16", "moss")] == ["fp32", "bf16 (emulated)", "moss (emulated)"]
+    assert [describe_precision(name, cuda) for name in ("fp32", "bf16", "moss")] == ["fp32", "bf16", "moss (emulated)"]

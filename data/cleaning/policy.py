@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from data.cleaning.contamination import EvaluationIndex, is_contaminated, overlap
@@ -71,16 +72,16 @@ class Cleaning:
     """Kinds to replace by a placeholder."""
 
     def __post_init__(self) -> None:
-        expand(self.rules)
+        expand(self.rules)  # refuses unknown ones
         if self.languages and (unknown := sorted(set(self.languages) - set(known_languages()))):
             raise ValueError(f"languages: no model for {', '.join(unknown)}; expected some of {', '.join(known_languages())}")
         if unknown := sorted(set(self.pii) - set(MASKS)):
             raise ValueError(f"pii: unknown kind {', '.join(unknown)}; expected some of {', '.join(sorted(MASKS))}")
 
-    @property
-    def changes_text(self) -> bool:
-        """Whether a text can be dropped or changed one at a time."""
-        return self.unicode != "none" or bool(self.rules or self.languages or self.contamination or self.pii)
+    @cached_property
+    def single_rules(self) -> tuple[str, ...]:
+        """`rules` with the families spelled out."""
+        return expand(self.rules)
 
 
 class Cleaned(NamedTuple):
@@ -98,7 +99,7 @@ class Cleaned(NamedTuple):
 def clean(text: str, cleaning: Cleaning, evaluation: EvaluationIndex | None) -> Cleaned:
     """Apply all of it. `evaluation` is what contamination is judged against; None skips that."""
     text, changed = normalise(text, cleaning.unicode)
-    text, reason, taken = apply_rules(text, expand(cleaning.rules))
+    text, reason, taken = apply_rules(text, cleaning.single_rules)
     changed += taken
     if reason is None and cleaning.languages and language_of(text)[0] not in cleaning.languages:
         reason = "language"

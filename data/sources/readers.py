@@ -14,7 +14,6 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow
@@ -22,7 +21,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import zstandard
 
-from data.sources.files import File, file_format, is_utf8, local_file, open_seekable, open_text
+from data.sources.files import File, file_format, open_seekable, open_text
 
 DOCUMENT_UNITS = ("file", "line", "paragraph")
 _ARROW_FILE_MARK = b"ARROW1"
@@ -88,18 +87,6 @@ def text_of(record: object, field: str) -> str | Fault:
     if value is None:
         return ""
     return value if isinstance(value, str) else Fault(f"field '{field}' holds {type(value).__name__}, expected text")
-
-
-def read_texts(path: Path, *, format: str, field: str | None, documents: str, encoding: str = "auto") -> Iterator[str | None]:
-    """Texts of one local file in order: a string, or None for one that is not decodable. ValueError names the place of a fault."""
-    kind = file_format(path.name) if format == "auto" else format
-    if kind != "text" and not field:
-        raise ValueError(f"{path}: {kind} records have named fields; name the one that holds the text in the option `field`")
-    for row in read_rows(local_file(path), format=kind, documents=documents, encoding=encoding, columns=[field or "text"]):
-        text = row.fault or text_of(row.value, "text" if kind == "text" else field)
-        if isinstance(text, Fault):
-            raise ValueError(text.at(row.place))
-        yield text if is_utf8(text) else None
 
 
 def _read_jsonl(file: File, encoding: str) -> Iterator[Row]:

@@ -29,8 +29,6 @@ FAST = (3.4445, -4.7750, 2.0315)
 """a, b, c of X <- a X + (b A + c A^2) X with A = X X^T: lifts small singular values 3.4-fold a step, leaves the rest within [0.68, 1.2]."""
 SETTLING = (2.0, -1.5, 0.5)
 """The same form with its fixed point at 1 and slope 0 there: what lies within [0.68, 1.2] is within [1, 1.002] after two steps."""
-SPECTRAL_BOUND = 1.01
-"""No singular value, hence no element, of an orthogonalised matrix in float32 exceeds this when at least two settling steps end it."""
 BATCH_ELEMENTS = 2**24
 """Matrices of one shape are orthogonalised together while they hold no more than this: 64 MiB of float32 a copy, at any depth."""
 HEAD = "lm_head"
@@ -75,8 +73,8 @@ def newton_schulz(matrices: Tensor, fast_steps: int = 8, settling_steps: int = 2
 
     Odd polynomials of the matrix act on its singular values alone; no decomposition is made. In float32, with eight and two steps, a
     singular value of at least 1e-3 of the Frobenius norm becomes 1 to within 6e-4, one of 1e-4 to within 2.1e-3, and zero stays zero:
-    the zero matrix gives zero. The result does not depend on the scale of the input, which may be as small or large as the format
-    allows. Same dtype as the input. Raises ValueError below two dimensions.
+    the zero matrix gives zero; none, hence no element, exceeds 1.01. The result does not depend on the scale of the input, which may
+    be as small or large as the format allows. Same dtype as the input. Raises ValueError below two dimensions.
     """
     if matrices.ndim < 2:
         raise ValueError(f"newton_schulz: got shape {tuple(matrices.shape)}, expected a matrix (n, m) or a stack (..., n, m)")

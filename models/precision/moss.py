@@ -34,21 +34,9 @@ def adamw_kappa(beta1: float, beta2: float) -> float:
     return (1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1 * beta1 / beta2))
 
 
-def kappa_at(beta1: float, beta2: float, step: int) -> float:
-    """The same largest ratio at 1-based update `step`, bias correction included; rises from 1 to `adamw_kappa`."""
-    ratio = beta1 * beta1 / beta2
-    powers = sum(ratio**k for k in range(step))
-    return (1 - beta1) / (1 - beta1**step) * math.sqrt((1 - beta2**step) / (1 - beta2) * powers)
-
-
 def adamw_reach(beta1: float, beta2: float) -> float:
     """`adamw_kappa` widened by what float32 moments can be off: each average forgets its roundings with its own memory 1 / (1 - beta)."""
     return adamw_kappa(beta1, beta2) * (1 + 2.0**-22 * (1 / (1 - beta1) + 1 / (1 - beta2)))
-
-
-def muon_kappa(rows: int, columns: int) -> float:
-    """The same for Muon with the update factor 0.2 sqrt(max(rows, columns)): singular values end below 1.2, so elements do too."""
-    return 0.24 * math.sqrt(max(rows, columns))
 
 
 def measured_bound(largest: float) -> float:

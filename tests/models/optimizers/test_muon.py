@@ -15,7 +15,7 @@ from models.architectures.decoder import Decoder
 from models.checkpoint import optimizer_tensors, restore_optimizer
 from models.optimizers.adamw import adamw
 from models.optimizers.guard import guarded_step
-from models.optimizers.muon import SPECTRAL_BOUND, Muon, MuonSettings, muon, newton_schulz, same_shape_batches
+from models.optimizers.muon import Muon, MuonSettings, muon, newton_schulz, same_shape_batches
 from tests.models.toy import TOY, toy_model
 
 PUBLISHED = {"momentum": 0.95, "nesterov": True, "update_rms": 0.18, "fast_steps": 8, "settling_steps": 2, "newton_schulz_dtype": "fp32"}
@@ -104,7 +104,7 @@ def test_scale_changes_no_bit_and_no_element_exceeds_the_bound(power, rows, colu
     matrix = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).clamp(0.01, 64)
     x = newton_schulz(matrix)
     assert torch.equal(newton_schulz(matrix * 2.0**power), x)
-    assert x.abs().max() <= SPECTRAL_BOUND and torch.linalg.matrix_norm(x, 2) <= SPECTRAL_BOUND
+    assert x.abs().max() <= 1.01 and torch.linalg.matrix_norm(x, 2) <= 1.01
 
 
 def test_a_stack_equals_its_matrices_one_by_one():

@@ -3,7 +3,8 @@
 In: where the shards are, as mosaicml-streaming names it (s3://, gs://, a path), and a cache folder. Out: a folder for open_mds. Each
 source has a folder of its own under the cache, so a training and an evaluation set never read each other's shards whatever their
 settings. Streaming does the fetching: retries, decompression, hashes. Packing needs the length of every document before the first
-batch, so all shards are fetched first; a copy that is complete and sound is used as it is.
+batch, so all shards are fetched first; a copy that is complete and sound is used as it is. For programs of one's own and benchmarks: the
+stages read outputs that DVC has put on this machine.
 """
 
 from __future__ import annotations
